@@ -15,9 +15,9 @@ import jax
 class ScanInputs:
     """Canonical arguments of the selective scan.
 
-    "wide" is the dtype of the arithmetic: float32, or float64 if any real input is float64.
-    `A`, and then `initial_state`, may be complex of that width; `B` and `C` may be too.
-    A `B` or `C` that is constant over time has shape (1, 1, d, n): batch and length 1, one group for each channel.
+    "Wide" is the dtype of the arithmetic: float32, or float64 if any real input is float64.
+    `A`, and with it `initial_state`, may be complex of that width; `B` and `C` may be too.
+    A `B` or `C` that is constant over time has shape (1, 1, d, n): batch and length 1, and a group for each channel.
     One that varies has shape (b, l, g, n); if both vary they have the same g.
     """
 
@@ -32,3 +32,10 @@ class ScanInputs:
     initial_state: jax.Array  # (b, d, n), wide; zeros if there is none
     reset: jax.Array | None  # (b, l) bool, True where a document begins; None if there are no documents
     delta_softplus: bool = dataclasses.field(metadata={"static": True})
+
+    @property
+    def groups(self) -> int:
+        """Groups of channels that share the B and the C of a time step: 1 if both are constant."""
+        d = self.u.shape[2]
+        varying = [m.shape[2] for m in (self.B, self.C) if m.shape[:3] != (1, 1, d)]
+        return varying[0] if varying else 1
