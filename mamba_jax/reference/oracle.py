@@ -216,7 +216,7 @@ def _collect(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 def _like(argument: ArrayLike, gradient: np.ndarray) -> np.ndarray:
     """The gradient of an argument: its real part where the argument is real."""
-    return gradient if np.iscomplexobj(np.asarray(argument)) else gradient.real
+    return gradient if np.iscomplexobj(np.asarray(argument)) else np.real(gradient)
 
 
 def _sigmoid(value: np.ndarray) -> np.ndarray:

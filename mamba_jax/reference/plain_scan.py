@@ -1,4 +1,4 @@
-"""The selective scan as one `lax.scan` over the whole length with state (b, d, n): the baseline for timing the other forms.
+"""The selective scan as one `lax.scan` over the whole length with state (b, d, n): the baseline for timing other forms.
 
 No blocks, no checkpoints: its gradient keeps (b, l, d, n) tensors.
 Axis legend: b batch, l length, d channels, n state, g groups.
