@@ -1,0 +1,232 @@
+"""The backward kernel of the portable pair.
+
+Grid (b, g, channel blocks of a group), as forward. A program walks its chunks from the last to the first. In a chunk it runs forward from the kept state and
+notes the state before every subtile (in a scratch block of global memory, which stays in the cache); then, subtile by subtile from the last, it runs
+forward once more with all states in registers, and back with g_t = C_t dy_t + a_{t+1} g_{t+1}.
+Registers, over the whole length: a g, A and dA (n, channels), dD, d delta_bias. Sums over batch rows and channel blocks are left to the caller, who adds them in a
+fixed order. Accumulation in float32 (float64 if the inputs are wide).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from pallas_kernels import compat
+from pallas_kernels.portable import stages
+from pallas_kernels.portable.stages import Plan, Values
+from pallas_kernels.tiling import chunks
+
+
+class Gradients(NamedTuple):
+    """What the backward kernel writes. Sums are still open over b, and over channel blocks where B and C vary."""
+
+    u: Any  # (b, l, g, r), u's dtype
+    delta: Any  # (b, l, g, r), delta's dtype
+    A: Any  # (b, n, g, r)
+    B: Any  # (b, g, blocks, l, n), or (b, n, g, r) if constant
+    C: Any  # like B
+    D: Any  # (b, g, r)
+    z: Any  # (b, l, g, r), z's dtype, or None
+    delta_bias: Any  # (b, g, r)
+    initial_state: Any  # (b, n, g, r)
+    scratch: Any  # (programs or 1, chunk / subtile, n, channels): the states before each subtile of the chunk at work
+
+
+class Sums(NamedTuple):
+    """What a program adds up or carries over time."""
+
+    ag: jax.Array  # (n, channels): the gradient of the state after the step that comes next
+    A: jax.Array  # (n, channels)
+    B: jax.Array | None  # (n, channels) if constant
+    C: jax.Array | None  # (n, channels) if constant
+    D: jax.Array  # (channels,)
+    delta_bias: jax.Array  # (channels,)
+
+
+class Step(NamedTuple):
+    """One step as the forward recomputation leaves it for the way back."""
+
+    t: jax.Array
+    u: jax.Array  # (channels,)
+    raw: jax.Array  # (channels,): delta + delta_bias
+    Delta: jax.Array  # (channels,)
+    a: jax.Array  # (n, channels)
+    B: jax.Array  # (n, 1) or (n, channels)
+    before: jax.Array  # (n, channels): the state that the step started from, after a reset
+    h: jax.Array  # (n, channels): the state after the step
+    mask: stages.Masks  # with steps past the end masked too
+    valid: jax.Array | None  # False past the end; None if no step can be
+
+
+def backward(values: Values, boundaries: jax.Array, dy: jax.Array, dlast: jax.Array, plan: Plan) -> Gradients:
+    """Run the kernel on the kept states and the cotangents of y (b, l, g, r) and of the last state (b, n, g, r)."""
+    in_specs = [
+        stages.values_specs(values, plan),
+        stages.boundaries_spec(plan, chunks(plan.sizes.l)),
+        stages.sequence_spec(plan),
+        stages.state_spec(plan),
+    ]
+    shapes, specs = _results(values, plan)
+    (gradients,) = pl.pallas_call(
+        functools.partial(_kernel, plan=plan),
+        grid=plan.grid,
+        in_specs=in_specs,
+        out_specs=[specs],
+        out_shape=[shapes],
+        interpret=plan.tiling.interpreted,
+        compiler_params=compat.triton_params(plan.tiling.num_warps, plan.tiling.num_stages),
+        name="selective_scan_backward",
+    )(values, boundaries, dy, dlast)
+    return gradients
+
+
+def _results(values: Values, plan: Plan) -> tuple[Gradients, Gradients]:
+    """Shapes and block specs of what the kernel writes."""
+    s, tiling = plan.sizes, plan.tiling
+    shape, blocks = jax.ShapeDtypeStruct, tiling.blocks(plan.sizes)
+    state, per_channel = shape((s.b, s.n, s.g, s.r), plan.wide), shape((s.b, s.g, s.r), plan.wide)
+    partial = shape((s.b, s.g, blocks, s.l, s.n), plan.wide)
+    state_spec, sequence_spec = stages.state_spec(plan), stages.sequence_spec(plan)
+    channel_spec = pl.BlockSpec((None, None, tiling.channels), lambda b, g, j: (b, g, j))
+    partial_spec = pl.BlockSpec((None, None, None, s.l, tiling.states), lambda b, g, j: (b, g, j, 0, 0))
+    # The interpreter runs one program after another: they share one block.
+    programs = (1, 1, 1) if tiling.interpreted else plan.grid
+    tiles = (tiling.chunk // tiling.subtile, tiling.states, tiling.channels)
+    scratch_index = (lambda b, g, j: (0,) * 6) if tiling.interpreted else (lambda b, g, j: (b, g, j, 0, 0, 0))
+    shapes = Gradients(
+        u=shape(values.u.shape, values.u.dtype),
+        delta=shape(values.delta.shape, values.delta.dtype),
+        A=state,
+        B=state if plan.constant_B else partial,
+        C=state if plan.constant_C else partial,
+        D=per_channel,
+        z=None if values.z is None else shape(values.z.shape, values.z.dtype),
+        delta_bias=per_channel,
+        initial_state=state,
+        scratch=shape((*programs, *tiles), plan.wide),
+    )
+    specs = Gradients(
+        u=sequence_spec,
+        delta=sequence_spec,
+        A=state_spec,
+        B=state_spec if plan.constant_B else partial_spec,
+        C=state_spec if plan.constant_C else partial_spec,
+        D=channel_spec,
+        z=None if values.z is None else sequence_spec,
+        delta_bias=channel_spec,
+        initial_state=state_spec,
+        scratch=pl.BlockSpec((None, None, None, *tiles), scratch_index),
+    )
+    return shapes, specs
+
+
+def _kernel(refs: Values, boundaries_ref, dy_ref, dlast_ref, out: Gradients, *, plan: Plan) -> None:
+    mask = stages.masks(plan)
+    fixed = stages.parameters(refs, mask, plan)
+    length, chunk, subtile = plan.sizes.l, plan.tiling.chunk, plan.tiling.subtile
+
+    def replay(first, h):
+        return _replay(refs, fixed, mask, plan, first, h)
+
+    def back(step, sums):
+        return _back(refs, dy_ref, out, fixed, plan, step, sums)
+
+    def one_chunk(k, sums):
+        c = chunks(length) - 1 - k
+        subtiles = pl.cdiv(jnp.minimum(length - c * chunk, chunk), subtile)
+
+        def note(j, h):
+            out.scratch[j] = h
+            return replay(c * chunk + j * subtile, h)[-1].h
+
+        before_last = stages.for_steps(subtiles - 1, note, compat.load(boundaries_ref.at[c], mask.tile))
+        out.scratch[subtiles - 1] = before_last
+
+        def one_subtile(i, sums):
+            j = subtiles - 1 - i
+            for step in reversed(replay(c * chunk + j * subtile, out.scratch[j])):
+                sums = back(step, sums)
+            return sums
+
+        return stages.for_steps(subtiles, one_subtile, sums)
+
+    zeros = jnp.zeros((plan.tiling.states, plan.tiling.channels), plan.wide)
+    sums = Sums(
+        ag=compat.load(dlast_ref, mask.tile),
+        A=zeros,
+        B=zeros if plan.constant_B else None,
+        C=zeros if plan.constant_C else None,
+        D=jnp.zeros((plan.tiling.channels,), plan.wide),
+        delta_bias=jnp.zeros((plan.tiling.channels,), plan.wide),
+    )
+    sums = stages.for_steps(chunks(length), one_chunk, sums)
+    compat.store(out.initial_state, sums.ag, mask.tile)
+    compat.store(out.A, sums.A, mask.tile)
+    compat.store(out.D, sums.D, mask.channels)
+    compat.store(out.delta_bias, sums.delta_bias, mask.channels)
+    if plan.constant_B:
+        compat.store(out.B, sums.B, mask.tile)
+    if plan.constant_C:
+        compat.store(out.C, sums.C, mask.tile)
+
+
+def _replay(refs: Values, fixed: stages.Parameters, mask: stages.Masks, plan: Plan, first, h) -> list[Step]:
+    """The steps of one subtile, forward from the state before it."""
+    steps = []
+    for s in range(plan.tiling.subtile):
+        t, valid = first + s, None
+        if plan.sizes.l % plan.tiling.subtile:  # only then can a subtile reach past the end
+            valid = t < plan.sizes.l
+        here = stages.within(mask, valid, plan)
+        u = stages.row(refs.u, t, here.channels, plan)
+        raw = stages.row(refs.delta, t, here.channels, plan) + fixed.delta_bias
+        Delta = stages.step_size(raw, valid, plan)
+        B = stages.projection(refs.B, fixed.B, t, here, plan)
+        before = stages.resets(refs, t, valid, h)
+        a = stages.decay(Delta, fixed.A, plan)
+        h = a * before + B * (Delta * u)[None, :]
+        steps.append(Step(t, u, raw, Delta, a, B, before, h, here, valid))
+    return steps
+
+
+def _back(refs: Values, dy_ref, out: Gradients, fixed: stages.Parameters, plan: Plan, step: Step, sums: Sums) -> Sums:
+    """One step back: writes the gradients of its row, returns the sums with its part added.
+
+    With w = a g h_{t-1}: dA = sum Delta w, dDelta = sum_n A w + u sum_n g B, du = Delta sum_n g B + D dy.
+    """
+    t, mask = step.t, step.mask
+    C = stages.projection(refs.C, fixed.C, t, mask, plan)
+    dy = stages.row(dy_ref, t, mask.channels, plan)
+    if refs.z is not None:
+        z = stages.row(refs.z, t, mask.channels, plan)
+        gate = jax.nn.sigmoid(z)
+        y = jnp.sum(C * step.h, axis=0) + fixed.D * step.u
+        compat.store(out.z.at[t], dy * y * gate * (1 + z * (1 - gate)), mask.channels)
+        dy = dy * z * gate
+    g = sums.ag + C * dy[None, :]
+    ag = stages.resets(refs, t, step.valid, step.a * g)
+    w = ag * step.before
+    gB = jnp.sum(g * step.B, axis=0)
+    dDelta = jnp.sum(w * fixed.A, axis=0) / stages.rate(plan) + step.u * gB
+    draw = dDelta * jax.nn.sigmoid(step.raw) if plan.softplus else dDelta
+    draw = draw if step.valid is None else jnp.where(step.valid, draw, 0)
+    compat.store(out.u.at[t], step.Delta * gB + fixed.D * dy, mask.channels)
+    compat.store(out.delta.at[t], draw, mask.channels)
+    dB, dC = g * (step.Delta * step.u)[None, :], step.h * dy[None, :]
+    if not plan.constant_B:
+        compat.store(out.B.at[t], jnp.sum(dB, axis=1), mask.states)
+    if not plan.constant_C:
+        compat.store(out.C.at[t], jnp.sum(dC, axis=1), mask.states)
+    return Sums(
+        ag=ag,
+        A=sums.A + step.Delta[None, :] * w,
+        B=sums.B + dB if plan.constant_B else None,
+        C=sums.C + dC if plan.constant_C else None,
+        D=sums.D + dy * step.u,
+        delta_bias=sums.delta_bias + draw,
+    )
