@@ -147,14 +147,13 @@ class Mamba(nnx.Module):
         if not return_state:
             return y, None
         wide = state_dtype(self.dtype)
-        before = MambaState(x, last_h) if state is None else state
-        before = before.with_segments()
+        segment_id, has_segment = (self.init_state(x.shape[0]) if state is None else state).segments()
         last = advance_window(window, x, self.d_conv, lengths=rows.lengths, document=rows.document)
         return y, MambaState(
             conv=last.astype(wide),
             ssm=last_h.astype(wide),
-            segment_id=before.segment_id if rows.segment_id is None else rows.segment_id,
-            has_segment=before.has_segment if rows.has_segment is None else rows.has_segment,
+            segment_id=segment_id if rows.segment_id is None else rows.segment_id,
+            has_segment=has_segment if rows.has_segment is None else rows.has_segment,
         )
 
     def init_state(self, batch: int) -> MambaState:

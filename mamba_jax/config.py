@@ -38,7 +38,7 @@ class MambaConfig:
     """Sizes and options of `MambaLM`, under the names that `mamba_ssm` gives them.
 
     `d_inner` and `dt_rank` may be left to be derived; once the record exists both are whole numbers.
-    The defaults are mamba-130m, but for its width and depth see `preset`.
+    The defaults are mamba-130m's; `preset` gives the other published models.
 
     Raises:
         ValueError: a field is out of its range; the message names it in backticks.
@@ -118,7 +118,8 @@ class MambaConfig:
         if key not in _PRESET_SIZES:
             raise ValueError(f"`name` must be one of {', '.join(_PRESET_SIZES)}, got {name!r}")
         n_layer, d_model = _PRESET_SIZES[key]
-        return cls(**({"n_layer": n_layer, "d_model": d_model} | changes))
+        fields: dict[str, Any] = {"n_layer": n_layer, "d_model": d_model}
+        return cls(**(fields | changes))
 
     def replace(self, **changes: Any) -> MambaConfig:
         """A copy with some fields changed, in which sizes that had their derived values are derived again.

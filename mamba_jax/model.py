@@ -170,11 +170,11 @@ class MambaLM(nnx.Module):
                 f"`tokens` must be integers of shape (batch, length), got {tokens.dtype} of shape {tokens.shape}"
             )
         config = self.config
-        if state is not None:
-            if state.ssm.ndim != 4 or state.ssm.shape[0] != config.n_layer:
-                raise ValueError(f"`state` must be of {config.n_layer} layers, got `ssm` of shape {state.ssm.shape}")
-            state = state.with_segments()
-        rows = arrange(tokens.shape, attention_mask, segment_ids, state and jax.tree.map(lambda leaf: leaf[0], state))
+        if state is not None and (state.ssm.ndim != 4 or state.ssm.shape[0] != config.n_layer):
+            raise ValueError(f"`state` must be of {config.n_layer} layers, got `ssm` of shape {state.ssm.shape}")
+        # All layers have seen the same documents: the first one's state speaks for them.
+        first = None if state is None else jax.tree.map(lambda leaf: leaf[0], state)
+        rows = arrange(tokens.shape, attention_mask, segment_ids, first)
         dtype = jnp.dtype(config.dtype)
         residual_dtype = jnp.promote_types(dtype, jnp.float32) if config.residual_in_fp32 else dtype
         # An id outside the vocabulary gives NaN, which is seen, rather than some other token's embedding.

@@ -10,6 +10,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from mamba_jax.state import MambaState
 
@@ -50,9 +51,9 @@ class Rows:
 
 
 def arrange(
-    shape: tuple[int, int],
-    attention_mask: jax.Array | None,
-    segment_ids: jax.Array | None,
+    shape: tuple[int, ...],
+    attention_mask: ArrayLike | None,
+    segment_ids: ArrayLike | None,
     state: MambaState | None,
 ) -> Rows:
     """Read the caller's mask and segment ids.
@@ -69,20 +70,19 @@ def arrange(
     """
     mask = lengths = None
     if attention_mask is not None:
-        attention_mask = jnp.asarray(attention_mask)
-        _check_shape("attention_mask", attention_mask, shape)
-        mask = attention_mask != 0
+        mask = jnp.asarray(attention_mask) != 0
+        _check_shape("attention_mask", mask, shape)
         lengths = jnp.sum(mask, axis=1, dtype=jnp.int32)
     rows = Rows(mask=mask, lengths=lengths)
     if segment_ids is None:
         return rows
-    segment_ids = jnp.asarray(segment_ids)
-    _check_shape("segment_ids", segment_ids, shape)
-    if not jnp.issubdtype(segment_ids.dtype, jnp.integer):
-        raise ValueError(f"`segment_ids` must be of an integer dtype, got {segment_ids.dtype}")
+    ids = jnp.asarray(segment_ids)
+    _check_shape("segment_ids", ids, shape)
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise ValueError(f"`segment_ids` must be of an integer dtype, got {ids.dtype}")
     if shape[1] == 0:  # no token, hence no document
         return rows
-    return _arrange_documents(rows, segment_ids.astype(jnp.int32), state)
+    return _arrange_documents(rows, ids.astype(jnp.int32), state)
 
 
 def _arrange_documents(rows: Rows, segment_ids: jax.Array, state: MambaState | None) -> Rows:
@@ -100,17 +100,17 @@ def _arrange_documents(rows: Rows, segment_ids: jax.Array, state: MambaState | N
     document = jnp.cumsum(changes, axis=1, dtype=jnp.int32)
     if state is None:
         return dataclasses.replace(rows, document=document, segment_id=last_id, has_segment=some)
-    state = state.with_segments()
+    previous_id, had_segment = state.segments()
     return dataclasses.replace(
         rows,
         document=document,
-        afresh=some & state.has_segment & (ids[:, 0] != state.segment_id),
-        segment_id=jnp.where(some, last_id, state.segment_id),
-        has_segment=state.has_segment | some,
+        afresh=some & had_segment & (ids[:, 0] != previous_id),
+        segment_id=jnp.where(some, last_id, previous_id),
+        has_segment=had_segment | some,
     )
 
 
-def _check_shape(name: str, value: jax.Array, shape: tuple[int, int]) -> None:
+def _check_shape(name: str, value: jax.Array, shape: tuple[int, ...]) -> None:
     if value.shape != shape:
         raise ValueError(f"`{name}` must have shape (batch, length) = {shape}, got {value.shape}")
 

@@ -44,12 +44,12 @@ class MambaState:
         axis = self.ssm.ndim - 3
         return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=axis), self)
 
-    def with_segments(self) -> MambaState:
-        """The same state with its last two fields present; rows without them are of no document yet."""
+    def segments(self) -> tuple[jax.Array, jax.Array]:
+        """`segment_id` and `has_segment`, with what they stand for if they were left out: no document yet."""
         batch = self.ssm.shape[:-2]
         segment_id = jnp.zeros(batch, jnp.int32) if self.segment_id is None else self.segment_id
         has_segment = jnp.zeros(batch, bool) if self.has_segment is None else self.has_segment
-        return dataclasses.replace(self, segment_id=segment_id, has_segment=has_segment)
+        return segment_id, has_segment
 
 
 def state_dtype(dtype: DTypeLike) -> jnp.dtype:
