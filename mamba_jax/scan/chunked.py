@@ -29,15 +29,14 @@ h, A (n, k, c); Delta, drive = Delta * u, and y (t, k, c); B, C (t, n, k, 1), or
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """How the work is cut: `groups` of `channels` at a time, and `chunk` steps between the states that are kept."""
+    """How the channels are cut: `groups` of `channels` at a time."""
 
     groups: int
     channels: int
-    chunk: int
     in_turn: bool  # one block after the other, each small enough for the first-level cache; or all at once
 
 
-def choose_blocks(d: int, g: int, *, chunk: int) -> Blocks:
+def choose_blocks(d: int, g: int) -> Blocks:
     """On a CPU blocks of at most 128 channels, in turn; elsewhere the whole width at once.
 
     128 channels by 16 states in float32 are 8 KiB: they stay in the first-level cache, and a step fuses into one loop.
@@ -45,11 +44,11 @@ def choose_blocks(d: int, g: int, *, chunk: int) -> Blocks:
     """
     r = d // g
     if target_platform() != "cpu":
-        return Blocks(groups=g, channels=r, chunk=chunk, in_turn=False)
+        return Blocks(groups=g, channels=r, in_turn=False)
     if r <= 128:
-        return Blocks(groups=min(g, 128 // r), channels=r, chunk=chunk, in_turn=True)
+        return Blocks(groups=min(g, 128 // r), channels=r, in_turn=True)
     even = -(-r // -(-r // 128))  # blocks of equal size, so that little is padded; whole vectors of 8 floats
-    return Blocks(groups=1, channels=-(-even // 8) * 8, chunk=chunk, in_turn=True)
+    return Blocks(groups=1, channels=-(-even // 8) * 8, in_turn=True)
 
 
 def chunked_scan(x: ScanInputs, advance: Advance, *, chunk: int) -> tuple[jax.Array, jax.Array]:
@@ -57,86 +56,86 @@ def chunked_scan(x: ScanInputs, advance: Advance, *, chunk: int) -> tuple[jax.Ar
 
     Between chunks only the state is kept; the backward pass recomputes a chunk from the state before it.
     """
+    l = x.u.shape[1]
+    full = l - l % chunk
+    if full in (0, l):
+        return _scan_chunks(x, advance, chunk=min(l, chunk))
+    y, h = _scan_chunks(_between(x, 0, full), advance, chunk=chunk)
+    rest = dataclasses.replace(_between(x, full, l), initial_state=h)
+    y_rest, h = _scan_chunks(rest, advance, chunk=l - full)
+    return jnp.concatenate([y, y_rest], axis=1), h
+
+
+def _between(x: ScanInputs, start: int, stop: int) -> ScanInputs:
+    """The steps from `start` to `stop` of all that varies over time."""
+    varying = {"u": x.u, "delta": x.delta, "z": x.z, "reset": x.reset}
+    varying |= {name: m for name, m in (("B", x.B), ("C", x.C)) if not x.is_constant(m)}
+    return dataclasses.replace(x, **jax.tree.map(lambda v: v[:, start:stop], varying))
+
+
+def _scan_chunks(x: ScanInputs, advance: Advance, *, chunk: int) -> tuple[jax.Array, jax.Array]:
+    """`chunked_scan` for a length that is a multiple of `chunk`: blocks in turn or at once, in each its chunks."""
     (b, l, d), g = x.u.shape, x.groups
-    blocks = choose_blocks(d, g, chunk=chunk)
+    blocks = choose_blocks(d, g)
     rows, columns = -(-g // blocks.groups), -(-(d // g) // blocks.channels)  # blocks of groups, blocks within a group
-    each = lax.map if blocks.in_turn else lambda f, xs: jax.vmap(f)(xs)
+    count = {"i": rows, "j": columns}
 
     def cut(v: jax.Array, pattern: str) -> jax.Array:
-        """Channels, in `pattern` the axis d, cut into blocks: `pattern` says where the block's (k, c) go."""
-        axis = pattern.split("->")[0].split().index("d")
+        """Cut the axes l and d of `pattern` into chunks and blocks, the blocks (b i j) in front."""
+        axis = pattern.split(" ->")[0].split().index("d")
         v = v.reshape(*v.shape[:axis], g, d // g, *v.shape[axis + 1 :])
         v = _pad(_pad(v, axis, rows * blocks.groups), axis + 1, columns * blocks.channels)
-        return rearrange(v, pattern.replace(" d ", " (i k) (j c) "), i=rows, j=columns)
+        pattern = pattern.replace(" d ", " (i k) (j c) ").replace("b l", "b (q t)")
+        return rearrange(v, pattern, **count, **({"t": chunk} if " t " in pattern else {}))
 
     def constant(v: jax.Array, pattern: str) -> jax.Array:
         return cut(jnp.broadcast_to(v, (b, *v.shape)), pattern)
 
-    own = {  # what differs from block to block
-        "u": cut(x.u, "b l d -> (b i) j l k c"),
-        "delta": cut(x.delta, "b l d -> (b i) j l k c"),
-        "A": constant(x.A, "b d n -> (b i) j n k c"),
-        "D": constant(x.D, "b d -> (b i) j k c"),
-        "delta_bias": constant(x.delta_bias, "b d -> (b i) j k c"),
-        "h": cut(x.initial_state, "b d n -> (b i) j n k c"),
+    constants = {
+        "A": constant(x.A, "b d n -> (b i j) n k c"),
+        "D": constant(x.D, "b d -> (b i j) k c"),
+        "delta_bias": constant(x.delta_bias, "b d -> (b i j) k c"),
     }
-    shared = {}  # what the blocks of a row share
-    if x.z is not None:
-        own["z"] = cut(x.z, "b l d -> (b i) j l k c")
-    if x.reset is not None:
-        shared["reset"] = repeat(x.reset, "b l -> (b i) l", i=rows)
+    varying = {"u": x.u, "delta": x.delta, "z": x.z}
+    varying = jax.tree.map(lambda v: cut(v, "b l d -> (b i j) q t k c"), varying)
+    varying["reset"] = None if x.reset is None else repeat(x.reset, "b (q t) -> (b i j) q t", t=chunk, **count)
     for name, m in (("B", x.B), ("C", x.C)):
-        if m.shape[:3] == (1, 1, d):
-            own[name] = constant(m[0, 0], "b d n -> (b i) j 1 n k c")
-        else:
-            shared[name] = rearrange(_pad(m, 2, rows * blocks.groups), "b l (i k) n -> (b i) l n k 1", i=rows)
+        if x.is_constant(m):
+            constants[name] = constant(m[0, 0], "b d n -> (b i j) 1 n k c")
+        else:  # repeated for each block of a group: an n-th of 128 of u's size
+            m = _pad(m, 2, rows * blocks.groups)
+            varying[name] = repeat(m, "b (q t) (i k) n -> (b i j) q t n k 1", t=chunk, **count)
+    h = cut(x.initial_state, "b d n -> (b i j) n k c")
 
-    run_block = functools.partial(_run_block, advance, blocks.chunk, x.delta_softplus)
-    y, h = each(lambda row: each(lambda block: run_block(**row[0], **block), row[1]), (shared, own))
-    y = rearrange(y, "(b i) j l k c -> b l (i k) (j c)", b=b)[:, :, :g, : d // g]
-    h = rearrange(h, "(b i) j n k c -> b (i k) (j c) n", b=b)[:, :g, : d // g]
+    def run_block(block):
+        varying, constants, h = block
+        run_chunk = functools.partial(_run_chunk, advance, x.delta_softplus, constants)
+        return lax.scan(jax.checkpoint(run_chunk, prevent_cse=False), h, varying)
+
+    over_blocks = functools.partial(lax.map, run_block) if blocks.in_turn else jax.vmap(run_block)
+    h, y = over_blocks((varying, constants, h))
+    y = rearrange(y, "(b i j) q t k c -> b (q t) (i k) (j c)", **count)[:, :, :g, : d // g]
+    h = rearrange(h, "(b i j) n k c -> b (i k) (j c) n", **count)[:, :g, : d // g]
     return y.reshape(b, l, d), h.reshape(x.initial_state.shape)
 
 
-def _run_block(
-    advance: Advance, chunk: int, delta_softplus: bool, *, u, delta, A, B, C, D, delta_bias, h, z=None, reset=None
-) -> tuple[jax.Array, jax.Array]:
-    """One block over its whole length: a scan over the full chunks, then the steps that are left over."""
-    l = u.shape[0]
-    varying = {"u": u, "delta": delta, "z": z, "reset": reset}
-    constant = {"A": A, "D": D, "delta_bias": delta_bias}
-    for name, m in (("B", B), ("C", C)):
-        (varying if m.shape[0] == l else constant)[name] = m
-
-    @functools.partial(jax.checkpoint, prevent_cse=False)
-    def body(h: jax.Array, part: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        y, h = _run_chunk(advance, delta_softplus, h, **part, **constant)
-        return h, y
-
-    full = l - l % chunk
-    y = []
-    if full:
-        parts = jax.tree.map(lambda v: v[:full].reshape(-1, chunk, *v.shape[1:]), varying)
-        h, y_full = lax.scan(body, h, parts)
-        y.append(y_full.reshape(full, *u.shape[1:]))
-    if full < l:
-        h, y_rest = body(h, jax.tree.map(lambda v: v[full:], varying))
-        y.append(y_rest)
-    return jnp.concatenate(y) if len(y) > 1 else y[0], h
-
-
-def _run_chunk(advance: Advance, delta_softplus: bool, h, *, u, delta, z, reset, A, B, C, D, delta_bias):
+def _run_chunk(advance: Advance, delta_softplus: bool, constants: dict, h: jax.Array, varying: dict):
     """Delta, the recurrence, the skip and the gate for one chunk; arithmetic in the dtype of D, the result in u's."""
+    x = constants | varying
+    u, delta, z, B, C, D = (x[name] for name in ("u", "delta", "z", "B", "C", "D"))
     wide = D.dtype
-    u_wide, Delta = u.astype(wide), delta.astype(wide) + delta_bias
+    u_wide, Delta = u.astype(wide), delta.astype(wide) + x["delta_bias"]
     if delta_softplus:
         Delta = jax.nn.softplus(Delta)
     B, C = (m.astype(jnp.promote_types(m.dtype, wide)) for m in (B, C))
-    y, h = advance(h, Delta, Delta * u_wide, A, B, C, reset)
-    y = y + D * u_wide
-    if z is not None:
-        y = y * jax.nn.silu(z.astype(wide))
-    return y.astype(u.dtype), h
+    y, h = advance(h, Delta, Delta * u_wide, x["A"], B, C, x["reset"])
+    return h, skip_and_gate(y, u_wide, z, D).astype(u.dtype)
+
+
+def skip_and_gate(y: jax.Array, u: jax.Array, z: jax.Array | None, D: jax.Array) -> jax.Array:
+    """(y + D u) silu(z), or without the gate where z is None; y and u in the dtype of D."""
+    y = y + D * u
+    return y if z is None else y * jax.nn.silu(z.astype(D.dtype))
 
 
 def _pad(v: jax.Array, axis: int, size: int) -> jax.Array:

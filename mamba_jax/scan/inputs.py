@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 
 
 @jax.tree_util.register_dataclass
@@ -33,9 +34,16 @@ class ScanInputs:
     reset: jax.Array | None  # (b, l) bool, True where a document begins; None if there are no documents
     delta_softplus: bool = dataclasses.field(metadata={"static": True})
 
+    def is_constant(self, m: jax.Array) -> bool:
+        """Whether `m`, a B or a C, is constant over time (at b = l = 1 with a group for each channel it is all the same)."""
+        return m.shape[:3] == (1, 1, self.u.shape[2])
+
     @property
     def groups(self) -> int:
         """Groups of channels that share the B and the C of a time step: 1 if both are constant."""
-        d = self.u.shape[2]
-        varying = [m.shape[2] for m in (self.B, self.C) if m.shape[:3] != (1, 1, d)]
-        return varying[0] if varying else 1
+        return max(m.shape[2] if not self.is_constant(m) else 1 for m in (self.B, self.C))
+
+
+def wide_dtype(*arrays: jax.Array | None) -> jnp.dtype:
+    """The real dtype of the arithmetic: float64 if any input is, else float32."""
+    return jnp.finfo(jnp.result_type(jnp.float32, *(v.dtype for v in arrays if v is not None))).dtype

@@ -1,0 +1,34 @@
+"""The Pallas form: the hand-written kernels of `pallas_kernels`, on GPUs compiled, on a CPU through Pallas' interpreter."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+import pallas_kernels
+from mamba_jax.scan.inputs import ScanInputs
+from pallas_kernels.device import Gpu
+
+
+def scan(inputs: ScanInputs) -> tuple[jax.Array, jax.Array]:
+    """The selective scan by kernels that keep the state on chip (paper, section 3.3.2): y (b, l, d) in u's dtype, last_state (b, d, n).
+
+    Raises NotImplementedError for what the kernels lack, naming the forms that have it.
+    """
+    if jnp.iscomplexobj(inputs.A):
+        raise NotImplementedError(
+            '`scan="pallas"` takes real A, B and C only; for complex ones use "sequential" or "associative"'
+        )
+    x = inputs
+    return pallas_kernels.selective_scan(
+        x.u, x.delta, x.A, x.B, x.C, x.D, x.z, x.delta_bias, x.initial_state, x.reset, delta_softplus=x.delta_softplus
+    )
+
+
+LEAST_CAPABILITY = 80
+"""Ampere, compute capability 8.0: the least that the kernels compile for."""
+
+
+def is_best(inputs: ScanInputs, gpu: Gpu) -> bool:
+    """Whether "auto" means the kernels on this GPU: compute capability 8.0 or more, real and at most float32 arguments."""
+    return gpu.capability >= LEAST_CAPABILITY and inputs.A.dtype == jnp.float32

@@ -1,0 +1,96 @@
+"""Scans run per shard: on a mesh with explicit axes the batch and the channels may be split over devices.
+
+Left to itself the partitioner would gather a whole sharded input for a blocked scan or an interpreted kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from mamba_jax.scan.inputs import ScanInputs
+
+Outputs = tuple[jax.Array, jax.Array]
+
+
+def over_shards(run: Callable[[ScanInputs], Outputs], inputs: ScanInputs, *, check_vma: bool) -> Outputs:
+    """`run(inputs)` on each shard, by the sharding that the types of u, delta or z show; plainly where they show none.
+
+    Raises ValueError if the length or the state is sharded.
+    """
+    rows, channels = _sharded_axes(inputs)
+    if rows is None and channels is None:
+        return run(inputs)
+    mesh = jax.typeof(inputs.u).sharding.mesh
+    inputs, groups = _groups_for(inputs, math.prod(mesh.shape[name] for name in _names(channels)), channels)
+
+    def matrix(m: jax.Array) -> P:
+        return P(None, None, channels) if inputs.is_constant(m) else P(rows, None, groups)
+
+    sequence = P(rows, None, channels)
+    specs = dataclasses.replace(
+        inputs,
+        **dict.fromkeys(("u", "delta", "z"), sequence),
+        **dict.fromkeys(("A", "D", "delta_bias"), P(channels)),
+        B=matrix(inputs.B),
+        C=matrix(inputs.C),
+        initial_state=P(rows, channels),
+        reset=P(rows),
+    )
+    specs = dataclasses.replace(specs, **{f: None for f in ("z", "reset") if getattr(inputs, f) is None})
+    inputs = jax.tree.map(jax.reshard, inputs, specs)
+    names = {*_names(rows), *_names(channels)}
+    return jax.shard_map(
+        run, in_specs=(specs,), out_specs=(sequence, P(rows, channels)), axis_names=names, check_vma=check_vma
+    )(inputs)
+
+
+def vary_alike(inputs: ScanInputs) -> ScanInputs:
+    """Under `shard_map` with check_vma, mark the state as different on every device where any input is: a scan's carry must be."""
+    axes = frozenset().union(*(jax.typeof(v).manual_axis_type.varying for v in jax.tree.leaves(inputs)))
+    missing = tuple(axes - jax.typeof(inputs.initial_state).manual_axis_type.varying)
+    if not missing:
+        return inputs
+    return dataclasses.replace(inputs, initial_state=jax.lax.pcast(inputs.initial_state, missing, to="varying"))
+
+
+Axes = str | tuple[str, ...] | None
+
+
+def _sharded_axes(inputs: ScanInputs) -> tuple[Axes, Axes]:
+    """The mesh axes over which the batch and the channels are split: those of the first of u, delta, z that is split at all."""
+    for name in ("u", "delta", "z"):
+        v = getattr(inputs, name)
+        spec = () if v is None else tuple(jax.typeof(v).sharding.spec)
+        rows, length, channels = (*spec, None, None, None)[:3]
+        if length is not None:
+            raise ValueError(
+                f"`{name}` is sharded along its length, over {length!r}; `selective_scan` takes the length whole: "
+                f"reshard it to {P(rows, None, channels)}"
+            )
+        if rows is not None or channels is not None:
+            return rows, channels
+    return None, None
+
+
+def _names(axes: Axes) -> tuple[str, ...]:
+    return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+def _groups_for(inputs: ScanInputs, shards: int, channels: Axes) -> tuple[ScanInputs, Axes]:
+    """B and C for channels split into `shards`: one group stays whole on every device, several are split as the channels are."""
+    g = inputs.groups
+    if g == 1:
+        return inputs, None
+    if g % shards == 0:
+        return inputs, channels
+    repeated = math.lcm(g, shards) // g
+    repeat = functools.partial(jnp.repeat, repeats=repeated, axis=2)
+    new = {name: repeat(m) for name, m in (("B", inputs.B), ("C", inputs.C)) if not inputs.is_constant(m)}
+    return dataclasses.replace(inputs, **new), channels
