@@ -10,7 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from mamba_jax import initializers
-from mamba_jax.config import MambaConfig, default_d_inner, default_dt_rank
+from mamba_jax.config import DtInit, MambaConfig, Scan, default_d_inner, default_dt_rank
 from mamba_jax.conv import advance_window, causal_conv
 from mamba_jax.norm import rms_norm
 from mamba_jax.packing import Rows, arrange
@@ -45,7 +45,7 @@ class Mamba(nnx.Module):
         d_inner: int | None = None,
         dt_min: float = 0.001,
         dt_max: float = 0.1,
-        dt_init: str = "random",
+        dt_init: DtInit = "random",
         dt_scale: float = 1.0,
         dt_init_floor: float = 1e-4,
         conv_bias: bool = True,
@@ -53,7 +53,7 @@ class Mamba(nnx.Module):
         use_bcdt_norm: bool = False,
         mixer_rms_eps: float = 1e-6,
         out_proj_scale: float = 1.0,
-        scan: str = "auto",
+        scan: Scan = "auto",
         dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
@@ -71,17 +71,18 @@ class Mamba(nnx.Module):
         Raises:
             ValueError: an argument is out of its range; the message names it in backticks.
         """
+        self.dtype = jnp.dtype(dtype)
+        fields: dict[str, Any] = {"dtype": self.dtype.name}  # not one of those that the annotation lists, perhaps
         MambaConfig(  # for its checks alone
             d_model=d_model, d_state=d_state, d_conv=d_conv, expand=expand, dt_rank=dt_rank, d_inner=d_inner,
             dt_min=dt_min, dt_max=dt_max, dt_init=dt_init, dt_scale=dt_scale, dt_init_floor=dt_init_floor,
-            mixer_rms_eps=mixer_rms_eps, scan=scan, dtype=jnp.dtype(dtype).name,
+            mixer_rms_eps=mixer_rms_eps, scan=scan, **fields,
         )  # fmt: skip
         self.d_model, self.d_state, self.d_conv = d_model, d_state, d_conv
         self.d_inner = default_d_inner(d_model, expand) if d_inner is None else d_inner
         self.dt_rank = default_dt_rank(d_model) if dt_rank == "auto" else dt_rank
         self.bcdt_norm_eps = mixer_rms_eps if use_bcdt_norm else None
-        self.scan = scan
-        self.dtype = jnp.dtype(dtype)
+        self.scan: Scan = scan
 
         def linear(fan_in: int, out: int, init: nnx.Initializer, *, use_bias: bool = False) -> nnx.Linear:
             return nnx.Linear(fan_in, out, use_bias=use_bias, kernel_init=init, dtype=self.dtype, rngs=rngs)
@@ -204,7 +205,8 @@ class Mamba(nnx.Module):
                 h, u[:, 0], delta[:, 0], A, B[:, 0], C[:, 0], D, z[:, 0], dt_bias, dt_softplus=True
             )  # fmt: skip
             return y[:, None], last_h
-        return selective_scan(
+        y, last_h = selective_scan(
             u, delta, A, B, C, D, z, dt_bias,
             delta_softplus=True, initial_state=h, segment_ids=rows.document, return_last_state=True, scan=self.scan,
         )  # fmt: skip
+        return y, last_h

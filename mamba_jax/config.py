@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 # Layers and width of the published models (arXiv 2312.00752, table 12, and the `state-spaces/mamba-*` checkpoints).
 _PRESET_SIZES = {
@@ -15,12 +15,10 @@ _PRESET_SIZES = {
     "mamba-2.8b": (64, 2560),
 }
 
-_CHOICES = {
-    "dt_init": ("random", "constant"),
-    "scan": ("auto", "sequential", "associative", "pallas"),
-    "dtype": ("float32", "bfloat16", "float16", "float64"),
-    "remat_policy": ("nothing", "dots"),
-}
+Scan = Literal["auto", "sequential", "associative", "pallas"]
+DtInit = Literal["random", "constant"]
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+RematPolicy = Literal["nothing", "dots"]
 
 
 def default_d_inner(d_model: int, expand: float) -> int:
@@ -55,7 +53,7 @@ class MambaConfig:
 
     dt_min: float = 0.001  # range of softplus(dt_bias) at the start
     dt_max: float = 0.1
-    dt_init: str = "random"  # dt_proj's weight: uniform, or "constant"
+    dt_init: DtInit = "random"  # dt_proj's weight: uniform, or "constant"
     dt_scale: float = 1.0
     dt_init_floor: float = 1e-4
     initializer_range: float = 0.02  # standard deviation of the embedding
@@ -71,10 +69,10 @@ class MambaConfig:
     tie_embeddings: bool = True
     pad_vocab_size_multiple: int = 8
 
-    scan: str = "auto"
-    dtype: str = "float32"  # of activations; parameters are float32 always
+    scan: Scan = "auto"
+    dtype: Dtype = "float32"  # of activations; parameters are float32 always
     remat: bool = False  # keep only each layer's input for the backward pass
-    remat_policy: str = "nothing"  # what else remat keeps: "nothing", or "dots", the results of matrix products
+    remat_policy: RematPolicy = "nothing"  # what else remat keeps: "nothing", or "dots", the results of matrix products
 
     def __post_init__(self) -> None:
         # The sizes first: the others are derived from them.
@@ -94,9 +92,9 @@ class MambaConfig:
             raise ValueError(f"`dt_min` is {self.dt_min}, above `dt_max`, {self.dt_max}")
         if not self.initializer_range >= 0:
             raise ValueError(f"`initializer_range` must not be negative, got {self.initializer_range!r}")
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"`{name}` must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        for name, choices in (("dt_init", DtInit), ("scan", Scan), ("dtype", Dtype), ("remat_policy", RematPolicy)):
+            if getattr(self, name) not in get_args(choices):
+                raise ValueError(f"`{name}` must be one of {', '.join(get_args(choices))}, got {getattr(self, name)!r}")
 
     @property
     def padded_vocab_size(self) -> int:

@@ -70,16 +70,7 @@ class MambaLM(nnx.Module):
         self.embedding = nnx.Param(initializers.embedding(config.initializer_range)(rngs.params(), shape, jnp.float32))
         self.layers = _stacked_layers(config, rngs.params())
         self.norm_f = RMSNorm(config.d_model, eps=config.norm_eps, dtype=jnp.dtype(config.dtype))
-        self.lm_head = None
-        if not config.tie_embeddings:
-            self.lm_head = nnx.Linear(
-                config.d_model,
-                config.padded_vocab_size,
-                use_bias=False,
-                kernel_init=initializers.projection(config.d_model),
-                dtype=jnp.dtype(config.dtype),
-                rngs=rngs,
-            )
+        self.lm_head = None if config.tie_embeddings else _untied_head(config, rngs)
 
     def __call__(
         self,
@@ -197,6 +188,11 @@ class MambaLM(nnx.Module):
             # Inside a scan nothing can be merged with the recomputation, so the costly guard against it is not needed.
             body = jax.checkpoint(body, prevent_cse=False, policy=_REMAT_POLICIES[self.config.remat_policy])
         return lax.scan(body, residual, (params, state))
+
+
+def _untied_head(config: MambaConfig, rngs: nnx.Rngs) -> nnx.Linear:
+    init = initializers.projection(config.d_model)
+    return nnx.Linear(config.d_model, config.padded_vocab_size, use_bias=False, kernel_init=init, rngs=rngs)
 
 
 def _stacked_layers(config: MambaConfig, key: jax.Array) -> Layer:
