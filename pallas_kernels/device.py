@@ -1,7 +1,8 @@
-"""What the code is being made for: platform, compute capability, multiprocessors; asked when a function is traced, never at import.
+"""What the code is being made for: platform, capability, multiprocessors; asked when a function is traced, not before.
 
-The answer comes from the abstract mesh's device if there is one (it may be a GPU that is not there), else from the first device of this process.
-Which code runs is settled later, by the platform that the program is lowered for (`lax.platform_dependent`).
+The answer comes from the abstract mesh's device if there is one (it may be a GPU that is not there), else from the first
+device of this process. Which code runs is settled later, by the platform that the program is lowered for
+(`lax.platform_dependent`).
 """
 
 from __future__ import annotations

@@ -48,12 +48,12 @@ def selective_scan(
         h_t = exp(Delta_t A) * h_{t-1} + Delta_t B_t u_t,   h_{-1} = initial_state or 0
         y_t = sum_n C_t[n] h_t[n] + D u_t;   y_t = y_t * silu(z_t) if z is given
 
-    Source: Mamba (arXiv 2312.00752), sections 3.2 and 3.3; `selective_scan_fn` of mamba_ssm, there with the axes (b, d, l).
+    Source: Mamba (arXiv 2312.00752), sections 3.2 and 3.3; `selective_scan_fn` of mamba_ssm, there with axes (b, d, l).
 
     Args:
         u: (b, l, d), the input; float32, bfloat16, float16, or float64 under x64, in any mixture with the others.
         delta: (b, l, d), the step sizes before the bias and softplus.
-        A: (d, n), real, or complex64 (B, C and the state may then be complex, and y takes 2 Re(C h)); not with "pallas".
+        A: (d, n), real, or complex64: then B, C and the state may be complex, and y takes 2 Re(C h); not with "pallas".
         B: (b, l, n), or (b, l, g, n) for g groups of d / g consecutive channels each, or (d, n) constant over time.
         C: as B.
         D: (d,), the skip.
@@ -61,15 +61,16 @@ def selective_scan(
         delta_bias: (d,), added to delta.
         delta_softplus: whether softplus follows.
         initial_state: (b, d, n), the state before the first step.
-        segment_ids: (b, l) integers; the state is set to zero wherever the id changes, so that packed documents do not see each
-            other. The initial state enters the first one, the last state is the last one's.
+        segment_ids: (b, l) integers; the state is set to zero wherever the id changes, so that packed documents do not
+            see each other. The initial state enters the first one, the last state is the last one's.
         return_last_state: whether to return the state after the last step as well.
-        scan: "sequential", "associative", "pallas"; or "auto": sequential on a CPU, pallas on GPUs of compute capability 8.0 and
-            more where it supports the arguments, associative elsewhere.
+        scan: "sequential", "associative", "pallas"; or "auto": sequential on a CPU, pallas on GPUs of compute capability
+            8.0 and more where it supports the arguments, associative elsewhere.
 
     Returns:
-        y (b, l, d) in u's dtype; with `return_last_state` a pair (y, last_state), last_state (b, d, n) float32, or float64 if any
-        real input is, or complex with A. Both are differentiable. To pad, let Delta be 0: delta = -1e4 under softplus, 0 without.
+        y (b, l, d) in u's dtype; with `return_last_state` a pair (y, last_state), last_state (b, d, n) float32, or
+        float64 if any real input is, or complex with A. Both are differentiable. To pad, let Delta be 0: delta = -1e4
+        under softplus, 0 without.
 
     Raises:
         ValueError: an argument's shape, dtype or name is wrong; the message names it, what it is and what it should be.
@@ -110,9 +111,8 @@ def canonical(*, u, delta, A, B, C, D, z, delta_bias, initial_state, segment_ids
     )
     varying = {name: m for name, m in (("B", B), ("C", C)) if not inputs.is_constant(m)}
     g = math.lcm(*(m.shape[2] for m in varying.values()))  # B and C may come in different numbers of groups
-    return dataclasses.replace(
-        inputs, **{k: jnp.repeat(m, g // m.shape[2], axis=2) for k, m in varying.items() if m.shape[2] != g}
-    )
+    unequal = {name: m for name, m in varying.items() if m.shape[2] != g}
+    return dataclasses.replace(inputs, **{k: jnp.repeat(m, g // m.shape[2], axis=2) for k, m in unequal.items()})
 
 
 def _run(form: Form, inputs: ScanInputs) -> tuple[jax.Array, jax.Array]:
@@ -136,7 +136,7 @@ def _auto(inputs: ScanInputs) -> tuple[jax.Array, jax.Array]:
 @functools.cache
 def _say_that_gpu_is_old(gpu: Gpu) -> None:
     logger.warning(
-        '%s has compute capability %.1f; the kernels of scan="pallas" need 8.0 or more, so "auto" takes the associative form',
+        '%s has compute capability %.1f; scan="pallas" needs 8.0 or more, so "auto" takes the associative form',
         gpu.name,
         gpu.capability / 10,
     )

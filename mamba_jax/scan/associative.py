@@ -1,8 +1,8 @@
-"""The associative form: a parallel scan over pairs (decay, drive) within a chunk, the state carried from chunk to chunk.
+"""The associative form: a parallel scan over pairs (decay, drive) in a chunk, the state carried from chunk to chunk.
 
     (a, x) then (a', x')  =  (a' a, a' x + x')
 
-Decays are only ever multiplied, never divided by their running product, so that strong decay underflows to zero and stays right.
+Decays are only ever multiplied, never divided by their running product: strong decay underflows to zero and stays right.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from mamba_jax.scan.inputs import ScanInputs
 from pallas_kernels.device import target_platform
 
 CPU_CHUNK = 16
-"""16 steps of 128 channels by 16 states are 128 KiB an array, in the second-level cache; 64 steps take 1.4 to 2 times as long."""
+"""16 steps of 128 channels by 16 states are 128 KiB an array, in the second-level cache; 64 take 1.4 to 2 times as long."""
 
 CHUNK = 64
 """Elsewhere: depth 6 for 64 steps; a chunk of 64 of (8, l, 2048, 16) in float32 is 64 MiB an array."""
 
 
 def scan(inputs: ScanInputs) -> tuple[jax.Array, jax.Array]:
-    """The selective scan as a parallel prefix (Blelloch 1990; paper, section 3.3.2): y (b, l, d) in u's dtype, last_state (b, d, n)."""
+    """The selective scan as a parallel prefix (paper, section 3.3.2; Blelloch 1990): y in u's dtype, last_state."""
     return chunked_scan(inputs, advance, chunk=CPU_CHUNK if target_platform() == "cpu" else CHUNK)
 
 

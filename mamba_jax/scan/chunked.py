@@ -1,7 +1,7 @@
-"""What the two XLA forms share: channels in blocks, time in rematerialised chunks, and the arithmetic around the recurrence.
+"""What the two XLA forms share: channels in blocks, time in rematerialised chunks, what surrounds the recurrence.
 
-A form supplies only `advance`, the recurrence over one chunk of one block. Everything is plain JAX, so every transformation works.
-Within a block the channels are k groups of c, so that a B shared by a group is broadcast, never repeated.
+A form supplies only `advance`, the recurrence over one chunk of one block. All of it is plain JAX, so that every
+transformation works. Within a block the channels are k groups of c: a B shared by a group is broadcast, never repeated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Advance = Callable[..., tuple[jax.Array, jax.Array]]
 
     h_t = exp(Delta_t A) * h_{t-1} + B_t drive_t,   y_t = sum_n C_t[n] h_t[n]
 
-h, A (n, k, c); Delta, drive = Delta * u, and y (t, k, c); B, C (t, n, k, 1), or (1, n, k, c) if constant; reset (t,) or None.
+h, A (n, k, c); Delta, drive = Delta * u, and y (t, k, c); B, C (t, n, k, 1), or (1, n, k, c) if constant;
+reset (t,) or None.
 """
 
 

@@ -1,6 +1,7 @@
 """The frozen record that every form of the scan takes: canonical arguments, nothing left to default or to check.
 
-Axis legend, used everywhere: b batch, l length, d channels, n state, g groups of channels, r channels in a group, w width of the convolution.
+Axis legend, used everywhere: b batch, l length, d channels, n state, g groups of channels, r channels in a group,
+w width of the convolution.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class ScanInputs:
     delta_softplus: bool = dataclasses.field(metadata={"static": True})
 
     def is_constant(self, m: jax.Array) -> bool:
-        """Whether `m`, a B or a C, is constant over time (at b = l = 1 with a group for each channel it is all the same)."""
+        """Whether `m`, a B or a C, is constant over time (at b = l = 1 with a group a channel it is all the same)."""
         return m.shape[:3] == (1, 1, self.u.shape[2])
 
     @property

@@ -1,4 +1,4 @@
-"""The Pallas form: the hand-written kernels of `pallas_kernels`, on GPUs compiled, on a CPU through Pallas' interpreter."""
+"""The Pallas form: the kernels of `pallas_kernels`, compiled on GPUs, through Pallas' interpreter on a CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pallas_kernels.device import Gpu
 
 
 def scan(inputs: ScanInputs) -> tuple[jax.Array, jax.Array]:
-    """The selective scan by kernels that keep the state on chip (paper, section 3.3.2): y (b, l, d) in u's dtype, last_state (b, d, n).
+    """The selective scan by kernels that keep the state on chip (paper, section 3.3.2): y in u's dtype, last_state.
 
     Raises NotImplementedError for what the kernels lack, naming the forms that have it.
     """

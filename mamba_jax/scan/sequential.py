@@ -14,7 +14,7 @@ CHUNK = 64
 
 
 def scan(inputs: ScanInputs) -> tuple[jax.Array, jax.Array]:
-    """The selective scan one step at a time (paper, section 3.2): y (b, l, d) in u's dtype, last_state (b, d, n)."""
+    """The selective scan one step at a time (paper, section 3.2): y in u's dtype, last_state."""
     return chunked_scan(inputs, advance, chunk=CHUNK)
 
 

@@ -52,7 +52,7 @@ def over_shards(run: Callable[[ScanInputs], Outputs], inputs: ScanInputs, *, che
 
 
 def vary_alike(inputs: ScanInputs) -> ScanInputs:
-    """Under `shard_map` with check_vma, mark the state as different on every device where any input is: a scan's carry must be."""
+    """Under `shard_map` with check_vma: mark the state, a scan's carry, as varying over devices where any input is."""
     axes = frozenset().union(*(jax.typeof(v).manual_axis_type.varying for v in jax.tree.leaves(inputs)))
     missing = tuple(axes - jax.typeof(inputs.initial_state).manual_axis_type.varying)
     if not missing:
@@ -64,7 +64,7 @@ Axes = str | tuple[str, ...] | None
 
 
 def _sharded_axes(inputs: ScanInputs) -> tuple[Axes, Axes]:
-    """The mesh axes over which the batch and the channels are split: those of the first of u, delta, z that is split at all."""
+    """The mesh axes over which batch and channels are split: those of the first of u, delta, z that is split at all."""
     for name in ("u", "delta", "z"):
         v = getattr(inputs, name)
         spec = () if v is None else tuple(jax.typeof(v).sharding.spec)
@@ -84,7 +84,7 @@ def _names(axes: Axes) -> tuple[str, ...]:
 
 
 def _groups_for(inputs: ScanInputs, shards: int, channels: Axes) -> tuple[ScanInputs, Axes]:
-    """B and C for channels split into `shards`: one group stays whole on every device, several are split as the channels are."""
+    """B and C for channels split into `shards`: one group stays whole on every device, several split as channels do."""
     g = inputs.groups
     if g == 1:
         return inputs, None

@@ -1,4 +1,4 @@
-"""Checks of the scan's arguments: shapes, dtypes and names, each mistake one line that says what was given and what is wanted."""
+"""Checks of the scan's arguments: each mistake gives one line that says what was given and what is wanted."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def _check_matrix(name: str, m: jax.Array, b: int, l: int, d: int, n: int) -> No
     wanted = {2: (d, n), 3: (b, l, n), 4: (b, l, groups, n)}.get(m.ndim)
     if m.shape != wanted:
         raise ValueError(
-            f"`{name}` has shape {m.shape}; expected (b, l, n) = {(b, l, n)}, (b, l, g, n) with g groups, or constant (d, n) = {(d, n)}"
+            f"`{name}` has shape {m.shape}; expected (b, l, n) = {(b, l, n)}, (b, l, g, n) with g groups, "
+            f"or constant (d, n) = {(d, n)}"
         )
     if groups < 1 or d % groups:
         raise ValueError(f"`{name}` has {groups} groups; expected a number that divides the {d} channels of `u`")
