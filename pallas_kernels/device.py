@@ -1,6 +1,6 @@
 """What the code is being made for: platform, capability, multiprocessors; asked when a function is traced, not before.
 
-The answer comes from the abstract mesh's device if there is one (it may be a GPU that is not there), else from the first
+The answer comes from the abstract mesh's device if there is one (perhaps a GPU that is not there), else from the first
 device of this process. Which code runs is settled later, by the platform that the program is lowered for
 (`lax.platform_dependent`).
 """

@@ -64,8 +64,8 @@ def selective_scan(
         segment_ids: (b, l) integers; the state is set to zero wherever the id changes, so that packed documents do not
             see each other. The initial state enters the first one, the last state is the last one's.
         return_last_state: whether to return the state after the last step as well.
-        scan: "sequential", "associative", "pallas"; or "auto": sequential on a CPU, pallas on GPUs of compute capability
-            8.0 and more where it supports the arguments, associative elsewhere.
+        scan: "sequential", "associative", "pallas"; or "auto": sequential on a CPU, pallas on GPUs of compute
+            capability 8.0 and more where it supports the arguments, associative elsewhere.
 
     Returns:
         y (b, l, d) in u's dtype; with `return_last_state` a pair (y, last_state), last_state (b, d, n) float32, or

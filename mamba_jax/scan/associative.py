@@ -2,7 +2,7 @@
 
     (a, x) then (a', x')  =  (a' a, a' x + x')
 
-Decays are only ever multiplied, never divided by their running product: strong decay underflows to zero and stays right.
+Decays are only multiplied, never divided by their running product: strong decay underflows to zero and stays right.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mamba_jax.scan.inputs import ScanInputs
 from pallas_kernels.device import target_platform
 
 CPU_CHUNK = 16
-"""16 steps of 128 channels by 16 states are 128 KiB an array, in the second-level cache; 64 take 1.4 to 2 times as long."""
+"""16 steps of 128 channels by 16 states are 128 KiB an array, in the second-level cache; 64 take 1.4 to 2 times longer."""
 
 CHUNK = 64
 """Elsewhere: depth 6 for 64 steps; a chunk of 64 of (8, l, 2048, 16) in float32 is 64 MiB an array."""

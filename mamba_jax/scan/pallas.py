@@ -30,5 +30,5 @@ LEAST_CAPABILITY = 80
 
 
 def is_best(inputs: ScanInputs, gpu: Gpu) -> bool:
-    """Whether "auto" means the kernels on this GPU: compute capability 8.0 or more, real and at most float32 arguments."""
+    """Whether "auto" means the kernels on this GPU: capability 8.0 or more, real and at most float32 arguments."""
     return gpu.capability >= LEAST_CAPABILITY and inputs.A.dtype == jnp.float32

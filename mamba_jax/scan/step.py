@@ -27,8 +27,8 @@ def selective_state_update(
         Delta = dt + dt_bias;  if dt_softplus: Delta = softplus(Delta)
         state' = exp(Delta A) * state + Delta B x;   y = (sum_n C[n] state'[n] + D x) * silu(z)
 
-    Source: paper, section 3.2; `selective_state_update` of mamba_ssm for states (b, d, n). The arithmetic is in float32,
-    or in float64 if any input is.
+    Source: paper, section 3.2; `selective_state_update` of mamba_ssm for states (b, d, n). The arithmetic is in
+    float32, or in float64 if any input is.
 
     Args:
         state: (b, d, n), real, or complex with `A`; keep it in float32, as a 16-bit state drifts.
