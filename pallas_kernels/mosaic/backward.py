@@ -1,274 +1,280 @@
-"""The backward kernel."""
+"""The backward kernel: every gradient, from the inputs, the states kept before each tile, and the cotangents."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.mosaic import arithmetic
-from pallas_kernels.mosaic.launch import Pieces, copy_in, launch, place, programs, zero_row
-from pallas_kernels.mosaic.operands import CHANNELS, Operands
+from pallas_kernels.mosaic import arithmetic, channel_sums, stages
+from pallas_kernels.mosaic.channel_sums import ROWS
+from pallas_kernels.mosaic.launch import Refs, launch, place, programs, zero_row
+from pallas_kernels.mosaic.operands import Operands
+from pallas_kernels.mosaic.prepare import Derived, TileRows, prepare, tile_rows
+from pallas_kernels.mosaic.stages import Parameters, State
+from pallas_kernels.mosaic.stream import Stream, ring_scratch
+from pallas_kernels.tiling import CHANNELS, MosaicTiling
 
-F32 = jnp.float32
-ROWS = 64  # of a tile of products
-PADDING = 16
-UNROLL = 4
+
+class Gradients(NamedTuple):
+    """What the kernel writes. Sums are still open over b and pieces, and over channel blocks where B and C vary."""
+
+    u: jax.Array  # (b, l, g, r), u's dtype
+    delta: jax.Array  # (b, l, g, r), delta's dtype
+    z: jax.Array | None  # (b, l, g, r), z's dtype
+    B: jax.Array | None  # (b, g blocks, l padded to tiles, n); None if constant
+    C: jax.Array | None  # like B
+    channels: jax.Array  # (b, pieces, rows, g, r): the rows of `Operands.channels`, without the factor log2(e) on A
+    entering: jax.Array  # (b, pieces, n, g, r): of the state that enters each piece
+
+
+class Sums(NamedTuple):
+    """What a program adds up in registers, in the order of the parameters' rows."""
+
+    A: State
+    D: jax.Array
+    delta_bias: jax.Array
+    B: State  # empty if B varies
+    C: State
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    tile: int
-    stages: int
+class _Plan:
+    """Everything static that the body depends on."""
+
+    x: Operands
+    tiling: MosaicTiling
+    sequences: tuple[str, ...]
+    projections: tuple[str, ...]
+    derived: Derived
+
+    @property
+    def subtile(self) -> int:
+        """Steps whose states stay in registers, and whose products fill 64 rows."""
+        return ROWS // self.x.sizes.n
+
+    @property
+    def subtiles(self) -> int:
+        """Of a tile."""
+        return self.tiling.tile // self.subtile
+
+    def entry(self, slot: jax.Array | int) -> jax.Array | int:
+        """Where the state before the tile in a slot lies among the states before subtiles; the first places belong to
+        the tile at work.
+        """
+        return self.subtiles - 1 + slot
+
+    @property
+    def spare(self) -> int:
+        """The place among those states that nobody fills before the first tile is at work, nor after the last."""
+        return self.entry(self.tiling.backward_stages - 1)
 
 
-def product_layout(n: int):
-    """(64 / n, n, 128): a warp owns 16 rows; a lane takes 4 neighbouring channels of each 16, a row of each 8."""
-    if n < 8:
-        return plgpu.Layout.TILED(plgpu.Tiling(((8, 4, 16), (2, 4, 4))), (-6,), (-3, -2, -4), -1)
-    return plgpu.Layout.TILED(plgpu.Tiling(((4, 8, 16), (8, 4))), (-5,), (-2, -3), -1)
+def backward(x: Operands, kept: jax.Array, dy: jax.Array, leaving: jax.Array, tiling: MosaicTiling) -> Gradients:
+    """Run the kernel on the kept states (b, tiles, n, g, r) and the cotangents of y and of the state that leaves each
+    piece, (b, pieces, n, g, r).
+
+    Grid: as forward. A program walks its tiles from the last to the first. In a tile it first runs forward from the
+    kept state and notes the state before each subtile of 64 / n steps, deriving on the way what does not depend on
+    states (see `prepare`). Then, subtile by subtile from the last, it runs forward once more with all states in
+    registers, and back with g_t = C_t dy_t + a_{t+1} g_{t+1}. With w = a g h_{t-1}:
+
+        dA = sum Delta w,  dDelta = sum_n A w + u sum_n g B,  du = Delta sum_n g B + D dy,  dB = sum_channels g Delta
+        u,  dC = sum_channels h dy
+
+    Registers, over the whole length: a g, A, and the sums dA (n each), dD, d delta_bias, those of a constant B and C;
+    within a subtile its states, and of its decays what fits. A varying B and C is summed over channels through shared
+    memory, see `channel_sums`.
+    Shared memory: rings of u, delta, z, dy, B, C and kept states, filled ahead; du, ddelta and dz replace u, delta
+    and z and leave from there; states before subtiles, derived rows, two (64, 128) tiles of g and h, and the sums
+    over channels of a tile.
+    Bytes moved: u, delta, z, dy in and du, ddelta, dz out once; kept states once; B, C and their partial gradients
+    (float32) once for each channel block.
+    Accumulation in float32, no atomics: the same bits every run.
+    """
+    s, tile, pieces = x.sizes, tiling.tile, tiling.backward_pieces
+    sequences, projections = x.arrays("u", "delta", "z") | {"dy": dy}, x.arrays("B", "C")
+    plan = _Plan(x, tiling, tuple(sequences), tuple(projections), Derived.of(x, dy, tile))
+    shape, f32 = jax.ShapeDtypeStruct, jnp.float32
+    partial = shape((s.b, s.g * s.blocks, -(-s.l // tile) * plan.subtiles, plan.subtile, s.n), f32)
+    results = launch(
+        lambda m: _body(m, plan),
+        "selective_scan_backward",
+        programs(s, pieces),
+        inputs={
+            **dict.fromkeys(("z", "B", "C")),
+            **sequences,
+            **projections,
+            "reset": x.reset,
+            "channels": x.channels,
+            "kept": kept,
+            "leaving": leaving,
+        },
+        outputs={
+            "du": shape(x.u.shape, x.u.dtype),
+            "ddelta": shape(x.delta.shape, x.delta.dtype),
+            "dz": None if x.z is None else shape(x.z.shape, x.z.dtype),
+            "dB": None if x.B is None else partial,
+            "dC": None if x.C is None else partial,
+            "sums": shape((s.b, pieces.count, x.rows.count, s.g, s.r), f32),
+            "dentering": shape((s.b, pieces.count, s.n, s.g, s.r), f32),
+        },
+        scratch={
+            **ring_scratch(sequences, projections, x.reset, tile, tiling.backward_stages, extra=1),
+            "states_s": plgpu.SMEM((plan.entry(tiling.backward_stages), s.n, CHANNELS), f32),
+            "rows_s": plgpu.SMEM((max(x.rows.count, plan.derived.rows), CHANNELS), f32),
+            **channel_sums.scratch(projections, s.n, plan.subtiles),
+            "arrived": plgpu.Barrier(num_arrivals=2),
+        },
+    )
+    B, C = (None if v is None else v.reshape(*v.shape[:2], -1, s.n) for v in (results.get("dB"), results.get("dC")))
+    return Gradients(results["du"], results["ddelta"], results.get("dz"), B, C, results["sums"], results["dentering"])
 
 
-def run(x: Operands, kept, dy, dlast, config: Config, pieces: Pieces, out_dtypes):
-    s, tile, stages = x.sizes, config.tile, config.stages
-    N, rows = s.n, x.rows
-    sub = ROWS // N
-    nsub = tile // sub
-    varying = [k for k in ("B", "C") if getattr(x, k) is not None]
-    sequences = [k for k in ("u", "delta", "z") if getattr(x, k) is not None] + ["dy"]
-    dtypes = {"u": x.u.dtype, "delta": x.delta.dtype, "dy": dy.dtype} | ({"z": x.z.dtype} if x.z is not None else {})
-    SM, shape = plgpu.SMEM, jax.ShapeDtypeStruct
-    in_place = {"dyg": "dy", "q": "z"} | ({"rate": "delta"} if x.softplus else {})
-    kinds = ["Delta", "Du"] + [k for k, source in in_place.items() if dtypes.get(source, F32) != F32]
-    single = pieces.count == 1
-    unroll = math.gcd(s.l, UNROLL)
+def _body(m: Refs, plan: _Plan) -> None:
+    x, tiling, n = plan.x, plan.tiling, plan.x.sizes.n
+    at = place(x.sizes, tiling.backward_pieces)
+    first_tile = at.start // tiling.tile
 
-    def body(m):
-        at = place(s, pieces)
-        tiles = pl.cdiv(at.steps, tile)
-        copy_in(
-            [
-                (m.channels.at[:, at.group, at.channels], m.work_s.at[pl.ds(0, rows.count)]),
-                (m.dlast.at[at.row, at.piece, :, at.group, at.channels], m.states_s.at[0]),
-            ],
-            m.first,
-        )
+    def kept_state(position, slot):
+        return [(m.kept.at[at.row, first_tile + position, :, at.group, at.channels], m.states_s.at[plan.entry(slot)])]
 
-        def issue(k):
-            i, slot = tiles - 1 - k, lax.rem(k, stages)
-            steps = pl.ds(at.start + i * tile, tile)
-            copies = [(getattr(m, q).at[at.row, steps, at.group, at.channels], getattr(m, q + "_s").at[slot]) for q in sequences]
-            copies += [(getattr(m, q).at[at.row, steps, at.group, :], getattr(m, q + "_s").at[slot]) for q in varying]
-            copies.append((m.kept.at[at.row, at.start // tile + i, :, at.group, at.channels], m.states_s.at[nsub - 1 + slot]))
-            if m.reset is not None:
-                copies.append((m.reset.at[at.row, steps], m.reset_s.at[slot, pl.ds(0, tile)]))
-            copy_in(copies, m.full.at[slot])
+    stream = Stream(
+        m, at, tiling.tile, tiling.backward_stages, plan.sequences, plan.projections, backwards=True, extra=kept_state
+    )
+    parameters = m.rows_s.at[0 : x.rows.count]
+    plgpu.copy_gmem_to_smem(m.channels.at[:, at.group, at.channels], parameters, m.arrived)
+    plgpu.copy_gmem_to_smem(
+        m.leaving.at[at.row, at.piece, :, at.group, at.channels], m.states_s.at[plan.spare], m.arrived
+    )
+    stream.begin()
+    plgpu.barrier_wait(m.arrived)
+    fixed = stages.read_parameters(m.rows_s, x.rows, n)
+    carry = stages.read_state(m.states_s.at[plan.spare], 0, n), _no_sums(fixed, n)
 
-        for k in range(stages - 1):
-            if single and k < pl.cdiv(s.l, tile):
-                issue(jnp.int32(k))
-            elif not single:
-                pl.when(k < tiles)(lambda k=k: issue(jnp.int32(k)))
-        plgpu.barrier_wait(m.first)
-        A = [m.work_s[rows.A + n, :] for n in range(N)]
-        D, bias = m.work_s[rows.D, :], m.work_s[rows.delta_bias, :]
-        fixed_B = None if rows.B is None else [m.work_s[rows.B + n, :] for n in range(N)]
-        fixed_C = None if rows.C is None else [m.work_s[rows.C + n, :] for n in range(N)]
-        gs = tuple(m.states_s[0, n, :] for n in range(N))
+    def tile(k, carry):
+        stream.wait(k)
+        carry = _tile(m, plan, fixed, stream, k, carry)
+        for name in ("u", "delta", "z"):
+            if getattr(m, name) is not None:
+                plgpu.copy_smem_to_gmem(
+                    getattr(m, name + "_s").at[stream.slot(k)], stream.window(getattr(m, "d" + name), k)
+                )
+        for name in plan.projections:
+            channel_sums.send(m, at, name, first_tile + stream.position(k))
+        return carry
 
-        def one_tile(k, carry):
-            i, slot = tiles - 1 - k, lax.rem(k, stages)
-            here = lambda name: getattr(m, name + "_s").at[slot]
-            derived = lambda name: m.work_s.at[pl.ds(tile * kinds.index(name), tile)] if name in kinds else here(in_place[name])
-            Delta_s, Du_s, Dg_s = derived("Delta"), derived("Du"), derived("dyg")
-            q_s = None if m.z is None else derived("q")
-            rate_s = derived("rate") if x.softplus else None
-            plgpu.barrier_wait(m.full.at[slot])
+    state, sums = lax.fori_loop(0, stream.count, tile, carry)
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+    stages.write_state(m.states_s.at[plan.spare], state)
+    stages.write_state(m.rows_s, (*sums.A, sums.D, sums.delta_bias, *sums.B, *sums.C))
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(m.states_s.at[plan.spare], m.dentering.at[at.row, at.piece, :, at.group, at.channels])
+    plgpu.copy_smem_to_gmem(parameters, m.sums.at[at.row, at.piece, :, at.group, at.channels])
+    plgpu.wait_smem_to_gmem(0)
 
-            def prepare(t):
-                v = here("delta")[t, :].astype(F32) + bias
-                u = here("u")[t, :].astype(F32)
-                dyt = here("dy")[t, :].astype(F32)
-                if x.softplus:
-                    Delta = arithmetic.softplus(v, x.delta.dtype)
-                    rate_s[t, :] = jnp.exp2((v - Delta) * arithmetic.LOG2_E)
-                else:
-                    Delta = v
-                if m.z is not None:
-                    z = here("z")[t, :].astype(F32)
-                    gate = arithmetic.sigmoid_by_log(z)
-                    p = dyt * gate
-                    q_s[t, :] = p * ((1.0 + z) - z * gate)
-                    dyt = p * z
-                Delta_s[t, :] = Delta
-                Du_s[t, :] = Delta * u
-                Dg_s[t, :] = dyt
 
-            def blank(t, c):
-                zero = zero_row()
-                for ref in (Delta_s, Du_s, Dg_s, q_s, rate_s):
-                    if ref is not None:
-                        ref[t, :] = zero
-                return c
+def _no_sums(fixed: Parameters, n: int) -> Sums:
+    zero = zero_row()
+    return Sums((zero,) * n, zero, zero, (zero,) * n if fixed.B else (), (zero,) * n if fixed.C else ())
 
-            def prepare_turn(j, c):
-                for r in range(unroll):
-                    prepare(j * unroll + r)
-                return c
 
-            if single and s.l % tile == 0:
-                lax.fori_loop(0, tile // unroll, prepare_turn, 0)
-            else:
-                steps = jnp.minimum(at.steps - i * tile, tile)
-                lax.fori_loop(0, steps // unroll, prepare_turn, 0)
-                lax.fori_loop(steps, tile, blank, 0)
+def _tile(m: Refs, plan: _Plan, fixed: Parameters, stream: Stream, k: jax.Array, carry):
+    """One tile: states before its subtiles, forward; then its subtiles, backward."""
+    n, slot = plan.x.sizes.n, stream.slot(k)
+    rows = tile_rows(m, plan.derived, slot, stream.at.steps - stream.position(k) * stream.tile)
 
-            def enter(t, hs):
-                if m.reset is None:
-                    return hs
-                return lax.cond(m.reset_s[slot, t] != 0, lambda h: tuple(v * 0.0 for v in h), lambda h: h, hs)
+    def note(j, state):
+        for r in range(plan.subtile):
+            prepare(rows, plan.x, fixed, (j + 1) * plan.subtile + r)
+            state = _advance(m, rows, fixed, slot, j * plan.subtile + r, state)[1]
+        stages.write_state(m.states_s.at[j], state)
+        return state
 
-            def forward(t, hs):
-                Bs = fixed_B or [m.B_s[slot, t, n] for n in range(N)]
-                Delta, Du = Delta_s[t, :], Du_s[t, :]
-                return tuple(jnp.exp2(Delta * A[n]) * hs[n] + Bs[n] * Du for n in range(N))
+    for t in range(plan.subtile):
+        prepare(rows, plan.x, fixed, t)
+    if plan.subtiles > 1:
+        lax.fori_loop(0, plan.subtiles - 1, note, stages.read_state(m.states_s.at[plan.entry(slot)], 0, n))
+    # The results of the tile before have left, so its slot can be filled again.
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+    plgpu.commit_smem()
+    stream.advance(k)
 
-            def level1(j, hs):
-                for r in range(sub):
-                    t = j * sub + r
-                    hs = forward(t, enter(t, hs))
-                for n in range(N):
-                    m.states_s[j, n, :] = hs[n]
-                return hs
+    def subtile(q, carry):
+        return _subtile(m, plan, fixed, rows, slot, plan.subtiles - 1 - q, carry)
 
-            if nsub > 1:
-                lax.fori_loop(0, nsub - 1, level1, tuple(m.states_s[nsub - 1 + slot, n, :] for n in range(N)))
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            plgpu.commit_smem()
-            pl.when(k + (stages - 1) < tiles)(lambda: issue(k + (stages - 1)))
+    return lax.fori_loop(0, plan.subtiles, subtile, carry)
 
-            def level2(q, carry):
-                gs, sums = carry
-                gs, sums = list(gs), [list(v) for v in sums]
-                dA, dD, dbias, dB, dC = sums
-                j = nsub - 1 - q
-                origin = jnp.where(j == 0, nsub - 1 + slot, j - 1)
-                first = j * sub
-                start = lambda: tuple(m.states_s[origin, n, :] for n in range(N))
-                before, after = [enter(first, start())], []
-                for r in range(sub):
-                    hs = forward(first + r, before[r])
-                    after.append(hs)
-                    if r + 1 < sub:
-                        before.append(enter(first + r + 1, hs))
-                    if m.h_s is not None:
-                        for n in range(N):
-                            m.h_s[r, n, pl.ds(0, CHANNELS)] = hs[n]
-                if m.reset is None:
-                    before[0] = start()
-                for r in reversed(range(sub)):
-                    t = first + r
-                    Bs = fixed_B or [m.B_s[slot, t, n] for n in range(N)]
-                    Cs = fixed_C or [m.C_s[slot, t, n] for n in range(N)]
-                    Delta, Du, dyt, u = Delta_s[t, :], Du_s[t, :], Dg_s[t, :], here("u")[t, :].astype(F32)
-                    y, wA, gB = [D * u, None], [None, None], [None, None]
-                    add = lambda acc, p, v: v if acc[p] is None else acc[p] + v
-                    for n in range(N):
-                        p = n % 2
-                        h = after[r][n]
-                        if m.z is not None:
-                            y[p] = add(y, p, Cs[n] * h)
-                        g = gs[n] + Cs[n] * dyt
-                        if m.g_s is not None:
-                            m.g_s[r, n, pl.ds(0, CHANNELS)] = g
-                        else:
-                            dB[n] = dB[n] + g * Du
-                        if m.h_s is None:
-                            dC[n] = dC[n] + h * dyt
-                        gs[n] = jnp.exp2(Delta * A[n]) * g
-                        w = gs[n] * before[r][n]
-                        dA[n] = dA[n] + Delta * w
-                        wA[p] = add(wA, p, w * A[n])
-                        gB[p] = add(gB, p, g * Bs[n])
-                    gs = list(enter(t, tuple(gs)))
-                    gB = gB[0] + gB[1]
-                    dDelta = (wA[0] + wA[1]) * arithmetic.LN_2 + u * gB
-                    if x.softplus:
-                        dDelta = dDelta * rate_s[t, :]
-                    dbias[0] = dbias[0] + dDelta
-                    dD[0] = dD[0] + dyt * u
-                    if m.z is not None:
-                        q = q_s[t, :]
-                        here("z")[t, :] = ((y[0] + y[1]) * q).astype(x.z.dtype)
-                    here("u")[t, :] = (Delta * gB + D * dyt).astype(x.u.dtype)
-                    here("delta")[t, :] = dDelta.astype(x.delta.dtype)
-                plgpu.commit_smem()
-                if m.g_s is not None:
-                    m.dB_s[j] = row_sums(m.g_s, Du_s, first)
-                if m.h_s is not None:
-                    m.dC_s[j] = row_sums(m.h_s, Dg_s, first)
-                plgpu.commit_smem()
-                return tuple(gs), tuple(tuple(v) for v in sums)
 
-            def row_sums(tile_ref, weights, first):
-                layout = product_layout(N)
-                weighted = plgpu.load(tile_ref.at[:, :, pl.ds(0, CHANNELS)], layout=layout, optimized=False)
-                factor = plgpu.load(weights.at[pl.ds(first, sub)], layout=layout.reduce((1,)), optimized=False)
-                factor = plgpu.layout_cast(lax.broadcast_in_dim(factor, (sub, N, CHANNELS), (0, 2)), layout)
-                return jnp.sum(weighted * factor, axis=2)
+def _advance(
+    m: Refs, rows: TileRows, fixed: Parameters, slot: jax.Array, t: jax.Array, state: State
+) -> tuple[State, State]:
+    """Step t forward: the state it finds, and the state after it."""
+    n = len(state)
+    before = stages.entered(m, slot, t, state)
+    B = stages.projection(fixed.B, m.B_s, slot, t, n)
+    return before, stages.advanced(before, rows.Delta[t, :], rows.Delta_u[t, :], fixed.A, B)
 
-            carry = lax.fori_loop(0, nsub, level2, carry)
-            steps = pl.ds(at.start + i * tile, tile)
-            for name in ("u", "delta", "z"):
-                if getattr(m, name) is not None:
-                    plgpu.copy_smem_to_gmem(here(name), getattr(m, "d" + name).at[at.row, steps, at.group, at.channels])
-            for name in varying:
-                out = getattr(m, "d" + name).at[at.row, at.block, pl.ds((at.start // tile + i) * nsub, nsub)]
-                plgpu.copy_smem_to_gmem(getattr(m, f"d{name}_s"), out)
-            return carry
 
-        zeros = lambda count: (zero_row(),) * count
-        sums = (zeros(N), zeros(1), zeros(1), zeros(0 if fixed_B is None else N), zeros(0 if fixed_C is None else N))
-        gs, sums = lax.fori_loop(0, tiles, one_tile, (gs, sums))
-        for n in range(N):
-            m.states_s[0, n, :] = gs[n]
-        for row, value in enumerate(v for part in sums for v in part):
-            m.work_s[row, :] = value
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(m.states_s.at[0], m.dinitial.at[at.row, at.piece, :, at.group, at.channels])
-        plgpu.copy_smem_to_gmem(m.work_s.at[pl.ds(0, rows.count)], m.sums.at[at.row, at.piece, :, at.group, at.channels])
-        plgpu.wait_smem_to_gmem(0)
+def _subtile(m: Refs, plan: _Plan, fixed: Parameters, rows: TileRows, slot: jax.Array, j: jax.Array, carry):
+    """Subtile j: forward with all states kept in registers, back over its steps, and its sums over channels."""
+    n, first = plan.x.sizes.n, j * plan.subtile
+    start = m.states_s.at[jnp.where(j == 0, plan.entry(slot), j - 1)]
+    befores, state = [], stages.read_state(start, 0, n)
+    afters = []
+    for r in range(plan.subtile):
+        before, state = _advance(m, rows, fixed, slot, first + r, state)
+        befores.append(before)
+        afters.append(state)
+        if m.h_s is not None:
+            for k in range(n):
+                channel_sums.put(m.h_s, r, k, state[k])
+    if m.reset is None:
+        befores[0] = stages.read_state(start, 0, n)  # read again rather than kept: that leaves registers for decays
+    for r in reversed(range(plan.subtile)):
+        carry = _back(m, plan, fixed, rows, slot, first + r, r, befores[r], afters[r], carry)
+    plgpu.commit_smem()  # every thread's rows of g and h are written
+    if m.g_s is not None:
+        channel_sums.weighted_sum(m.g_s, rows.Delta_u, first, m.dB_s, j, n)
+    if m.h_s is not None:
+        channel_sums.weighted_sum(m.h_s, rows.dy, first, m.dC_s, j, n)
+    plgpu.commit_smem()  # and read, before the next ones replace them
+    return carry
 
-    product = SM((sub, N, CHANNELS + PADDING), F32)
-    partial = SM((nsub, sub, N), F32)
-    scratch = {
-        **{k + "_s": SM((stages, tile, CHANNELS), dtypes[k]) for k in sequences},
-        **{k + "_s": SM((stages, tile, N), F32) for k in varying},
-        "reset_s": None if x.reset is None else SM((stages, max(tile, 32)), jnp.int32),
-        "states_s": SM((nsub - 1 + stages, N, CHANNELS), F32),
-        "work_s": SM((max(rows.count, len(kinds) * tile), CHANNELS), F32),
-        "g_s": product if "B" in varying else None,
-        "h_s": product if "C" in varying else None,
-        "dB_s": partial if "B" in varying else None,
-        "dC_s": partial if "C" in varying else None,
-        "first": plgpu.Barrier(num_arrivals=2),
-        "full": plgpu.Barrier(num_arrivals=len(sequences) + len(varying) + 1 + (x.reset is not None), num_barriers=stages),
-    }
-    inputs = {k: getattr(x, k) for k in ("u", "delta", "z", "B", "C", "channels", "reset")} | {"kept": kept, "dy": dy, "dlast": dlast}
-    chunks = -(-s.l // tile)
-    per_block = shape((s.b, s.g * s.blocks, chunks * nsub, sub, N), F32)
-    outputs = {
-        "du": shape(x.u.shape, x.u.dtype),
-        "ddelta": shape(x.delta.shape, x.delta.dtype),
-        "dz": None if x.z is None else shape(x.z.shape, x.z.dtype),
-        "dB": per_block if "B" in varying else None,
-        "dC": per_block if "C" in varying else None,
-        "sums": shape((s.b, pieces.count, x.channels.shape[0], s.g, s.r), F32),
-        "dinitial": shape((s.b, pieces.count, N, s.g, s.r), F32),
-    }
-    return launch(body, "selective_scan_backward", programs(s, pieces), inputs, outputs, scratch)
+
+def _back(m: Refs, plan: _Plan, fixed: Parameters, rows: TileRows, slot, t, r: int, before: State, h: State, carry):
+    """One step back: replaces its row of the inputs by their gradients; carries a_t g_t and the sums."""
+    ag, sums = carry
+    n = len(h)
+    B, C = stages.projection(fixed.B, m.B_s, slot, t, n), stages.projection(fixed.C, m.C_s, slot, t, n)
+    Delta, Delta_u, dy, u = rows.Delta[t, :], rows.Delta_u[t, :], rows.dy[t, :], stages.row(rows.u, t)
+    y, wA, gB = stages.Dot(fixed.D * u), stages.Dot(), stages.Dot()
+    ag, dA, dB, dC = list(ag), list(sums.A), list(sums.B), list(sums.C)
+    for k in range(n):  # state by state: all of one stage first would keep more values alive, and cost registers
+        if m.z is not None:
+            y.add(C[k], h[k])
+        g = ag[k] + C[k] * dy
+        if m.g_s is None:
+            dB[k] += g * Delta_u
+        else:
+            channel_sums.put(m.g_s, r, k, g)
+        if m.h_s is None:
+            dC[k] += h[k] * dy
+        ag[k] = jnp.exp2(Delta * fixed.A[k]) * g
+        w = ag[k] * before[k]
+        dA[k] += Delta * w
+        wA.add(w, fixed.A[k])
+        gB.add(g, B[k])
+    ddelta = wA.sum * arithmetic.LN_2 + u * gB.sum
+    if rows.rate is not None:
+        ddelta = ddelta * rows.rate[t, :]
+    if m.z is not None:
+        rows.z[t, :] = (y.sum * rows.gate[t, :]).astype(rows.z.dtype)
+    rows.u[t, :] = (Delta * gB.sum + fixed.D * dy).astype(rows.u.dtype)
+    rows.delta[t, :] = ddelta.astype(rows.delta.dtype)
+    sums = Sums(tuple(dA), sums.D + dy * u, sums.delta_bias + ddelta, tuple(dB), tuple(dC))
+    return stages.entered(m, slot, t, tuple(ag)), sums
