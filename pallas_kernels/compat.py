@@ -6,9 +6,13 @@ import warnings
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from jax.experimental.pallas import triton
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
+
+# Before 0.11.2 the interpreter of Mosaic GPU kernels misses races and mishandles copies that reach out of bounds.
+HAS_MOSAIC = jax.__version_info__ >= (0, 11, 2)
 
 
 def triton_params(num_warps: int, num_stages: int) -> triton.CompilerParams:
@@ -24,17 +28,21 @@ def accept_triton_deprecation() -> None:
     warnings.filterwarnings("ignore", message="The Pallas Triton backend is deprecated", category=DeprecationWarning)
 
 
-def load(ref, mask: jax.Array | None = None) -> jax.Array:
-    """The block's values; zero where the mask is False, whatever lies there."""
-    return ref[...] if mask is None else triton.load(ref, mask=mask, other=0)
+def load(ref, valid: jax.Array | None = None) -> jax.Array:
+    """What the reference holds; zeros, and nothing is read, if the scalar `valid` is False."""
+    return ref[...] if valid is None else triton.load(ref, mask=jnp.broadcast_to(valid, _shape(ref)), other=0)
 
 
-def store(ref, values: jax.Array, mask: jax.Array | None = None) -> None:
-    """Write the values, cast to the block's dtype, where the mask is True."""
-    if mask is None:
+def store(ref, values: jax.Array, valid: jax.Array | None = None) -> None:
+    """Write the values, cast to the reference's dtype, unless the scalar `valid` is False."""
+    if valid is None:
         ref[...] = values.astype(ref.dtype)
     else:
-        triton.store(ref, values.astype(ref.dtype), mask=mask)
+        triton.store(ref, values.astype(ref.dtype), mask=jnp.broadcast_to(valid, values.shape))
+
+
+def _shape(ref) -> tuple[int, ...]:
+    return ref.shape
 
 
 _at_lowering_p = Primitive("at_lowering")

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels import compat
 from pallas_kernels.portable import stages
-from pallas_kernels.portable.stages import Plan, Values
+from pallas_kernels.portable.stages import Place, Plan, Values
 from pallas_kernels.tiling import chunks
 
 
@@ -59,25 +59,15 @@ class Step(NamedTuple):
     B: jax.Array  # (n, 1) or (n, channels)
     before: jax.Array  # (n, channels): the state that the step started from, after a reset
     h: jax.Array  # (n, channels): the state after the step
-    mask: stages.Masks  # with steps past the end masked too
     valid: jax.Array | None  # False past the end; None if no step can be
 
 
 def backward(values: Values, boundaries: jax.Array, dy: jax.Array, dlast: jax.Array, plan: Plan) -> Gradients:
     """Run the kernel on the kept states and the cotangents of y (b, l, g, r) and of the last state (b, n, g, r)."""
-    in_specs = [
-        stages.values_specs(values, plan),
-        stages.boundaries_spec(plan, chunks(plan.sizes.l)),
-        stages.sequence_spec(plan),
-        stages.state_spec(plan),
-    ]
-    shapes, specs = _results(values, plan)
     (gradients,) = pl.pallas_call(
         functools.partial(_kernel, plan=plan),
         grid=plan.grid,
-        in_specs=in_specs,
-        out_specs=[specs],
-        out_shape=[shapes],
+        out_shape=[_results(values, plan)],
         interpret=plan.tiling.interpreted,
         compiler_params=compat.triton_params(plan.tiling.num_warps, plan.tiling.num_stages),
         name="selective_scan_backward",
@@ -85,20 +75,13 @@ def backward(values: Values, boundaries: jax.Array, dy: jax.Array, dlast: jax.Ar
     return gradients
 
 
-def _results(values: Values, plan: Plan) -> tuple[Gradients, Gradients]:
-    """Shapes and block specs of what the kernel writes."""
-    s, tiling = plan.sizes, plan.tiling
-    shape, blocks = jax.ShapeDtypeStruct, tiling.blocks(plan.sizes)
+def _results(values: Values, plan: Plan) -> Gradients:
+    s, tiling, shape = plan.sizes, plan.tiling, jax.ShapeDtypeStruct
     state, per_channel = shape((s.b, s.n, s.g, s.r), plan.wide), shape((s.b, s.g, s.r), plan.wide)
-    partial = shape((s.b, s.g, blocks, s.l, s.n), plan.wide)
-    state_spec, sequence_spec = stages.state_spec(plan), stages.sequence_spec(plan)
-    channel_spec = pl.BlockSpec((None, None, tiling.channels), lambda b, g, j: (b, g, j))
-    partial_spec = pl.BlockSpec((None, None, None, s.l, tiling.states), lambda b, g, j: (b, g, j, 0, 0))
+    partial = shape((s.b, s.g, s.r // tiling.channels, s.l, s.n), plan.wide)
     # The interpreter runs one program after another: they share one block.
     programs = (1, 1, 1) if tiling.interpreted else plan.grid
-    tiles = (tiling.chunk // tiling.subtile, tiling.states, tiling.channels)
-    scratch_index = (lambda b, g, j: (0,) * 6) if tiling.interpreted else (lambda b, g, j: (b, g, j, 0, 0, 0))
-    shapes = Gradients(
+    return Gradients(
         u=shape(values.u.shape, values.u.dtype),
         delta=shape(values.delta.shape, values.delta.dtype),
         A=state,
@@ -108,120 +91,109 @@ def _results(values: Values, plan: Plan) -> tuple[Gradients, Gradients]:
         z=None if values.z is None else shape(values.z.shape, values.z.dtype),
         delta_bias=per_channel,
         initial_state=state,
-        scratch=shape((*programs, *tiles), plan.wide),
+        scratch=shape((*programs, tiling.chunk // tiling.subtile, s.n, tiling.channels), plan.wide),
     )
-    specs = Gradients(
-        u=sequence_spec,
-        delta=sequence_spec,
-        A=state_spec,
-        B=state_spec if plan.constant_B else partial_spec,
-        C=state_spec if plan.constant_C else partial_spec,
-        D=channel_spec,
-        z=None if values.z is None else sequence_spec,
-        delta_bias=channel_spec,
-        initial_state=state_spec,
-        scratch=pl.BlockSpec((None, None, None, *tiles), scratch_index),
-    )
-    return shapes, specs
 
 
 def _kernel(refs: Values, boundaries_ref, dy_ref, dlast_ref, out: Gradients, *, plan: Plan) -> None:
-    mask = stages.masks(plan)
-    fixed = stages.parameters(refs, mask, plan)
+    here = stages.place(plan)
+    fixed = stages.parameters(refs, here, plan)
     length, chunk, subtile = plan.sizes.l, plan.tiling.chunk, plan.tiling.subtile
+    program = (0, 0, 0) if plan.tiling.interpreted else (here.b, here.g, here.block)
 
     def replay(first, h):
-        return _replay(refs, fixed, mask, plan, first, h)
+        return _replay(refs, fixed, here, plan, first, h)
 
     def back(step, sums):
-        return _back(refs, dy_ref, out, fixed, plan, step, sums)
+        return _back(refs, dy_ref, out, fixed, here, plan, step, sums)
 
     def one_chunk(k, sums):
         c = chunks(length) - 1 - k
         subtiles = pl.cdiv(jnp.minimum(length - c * chunk, chunk), subtile)
 
         def note(j, h):
-            out.scratch[j] = h
+            out.scratch[(*program, j)] = h
             return replay(c * chunk + j * subtile, h)[-1].h
 
-        before_last = stages.for_steps(subtiles - 1, note, compat.load(boundaries_ref.at[c], mask.tile))
-        out.scratch[subtiles - 1] = before_last
+        h = stages.for_steps(subtiles - 1, note, here.state(boundaries_ref, c)[...])
+        out.scratch[(*program, subtiles - 1)] = h
 
         def one_subtile(i, sums):
             j = subtiles - 1 - i
-            for step in reversed(replay(c * chunk + j * subtile, out.scratch[j])):
+            for step in reversed(replay(c * chunk + j * subtile, out.scratch[(*program, j)])):
                 sums = back(step, sums)
             return sums
 
         return stages.for_steps(subtiles, one_subtile, sums)
 
-    zeros = jnp.zeros((plan.tiling.states, plan.tiling.channels), plan.wide)
+    zeros = jnp.zeros((plan.sizes.n, plan.tiling.channels), plan.wide)
     sums = Sums(
-        ag=compat.load(dlast_ref, mask.tile),
+        ag=here.state(dlast_ref)[...],
         A=zeros,
         B=zeros if plan.constant_B else None,
         C=zeros if plan.constant_C else None,
-        D=jnp.zeros((plan.tiling.channels,), plan.wide),
-        delta_bias=jnp.zeros((plan.tiling.channels,), plan.wide),
+        D=jnp.zeros_like(fixed.D),
+        delta_bias=jnp.zeros_like(fixed.D),
     )
     sums = stages.for_steps(chunks(length), one_chunk, sums)
-    compat.store(out.initial_state, sums.ag, mask.tile)
-    compat.store(out.A, sums.A, mask.tile)
-    compat.store(out.D, sums.D, mask.channels)
-    compat.store(out.delta_bias, sums.delta_bias, mask.channels)
-    if plan.constant_B:
-        compat.store(out.B, sums.B, mask.tile)
-    if plan.constant_C:
-        compat.store(out.C, sums.C, mask.tile)
+    for ref, total in [
+        (out.initial_state, sums.ag),
+        (out.A, sums.A),
+        (out.B, sums.B),
+        (out.C, sums.C),
+        (out.D, sums.D),
+        (out.delta_bias, sums.delta_bias),
+    ]:
+        if total is not None:
+            compat.store(here.state(ref), total, None)
 
 
-def _replay(refs: Values, fixed: stages.Parameters, mask: stages.Masks, plan: Plan, first, h) -> list[Step]:
+def _replay(refs: Values, fixed: stages.Parameters, here: Place, plan: Plan, first, h) -> list[Step]:
     """The steps of one subtile, forward from the state before it."""
     steps = []
     for s in range(plan.tiling.subtile):
         t, valid = first + s, None
         if plan.sizes.l % plan.tiling.subtile:  # only then can a subtile reach past the end
             valid = t < plan.sizes.l
-        here = stages.within(mask, valid, plan)
-        u = stages.row(refs.u, t, here.channels, plan)
-        raw = stages.row(refs.delta, t, here.channels, plan) + fixed.delta_bias
+        u = stages.row(here.sequence(refs.u, t), valid, plan)
+        raw = stages.row(here.sequence(refs.delta, t), valid, plan) + fixed.delta_bias
         Delta = stages.step_size(raw, valid, plan)
-        B = stages.projection(refs.B, fixed.B, t, here, plan)
-        before = stages.resets(refs, t, valid, h)
+        B = stages.projection(refs.B, fixed.B, here, t, valid, plan)
+        before = stages.resets(refs, here, t, valid, h)
         a = stages.decay(Delta, fixed.A, plan)
         h = a * before + B * (Delta * u)[None, :]
-        steps.append(Step(t, u, raw, Delta, a, B, before, h, here, valid))
+        steps.append(Step(t, u, raw, Delta, a, B, before, h, valid))
     return steps
 
 
-def _back(refs: Values, dy_ref, out: Gradients, fixed: stages.Parameters, plan: Plan, step: Step, sums: Sums) -> Sums:
+def _back(refs: Values, dy_ref, out: Gradients, fixed: stages.Parameters, here: Place, plan: Plan, step: Step, sums: Sums) -> Sums:
     """One step back: writes the gradients of its row, returns the sums with its part added.
 
     With w = a g h_{t-1}: dA = sum Delta w, dDelta = sum_n A w + u sum_n g B, du = Delta sum_n g B + D dy.
     """
-    t, mask = step.t, step.mask
-    C = stages.projection(refs.C, fixed.C, t, mask, plan)
-    dy = stages.row(dy_ref, t, mask.channels, plan)
+    t, valid = step.t, step.valid
+    C = stages.projection(refs.C, fixed.C, here, t, valid, plan)
+    dy = stages.row(here.sequence(dy_ref, t), valid, plan)
     if refs.z is not None:
-        z = stages.row(refs.z, t, mask.channels, plan)
+        z = stages.row(here.sequence(refs.z, t), valid, plan)
         gate = jax.nn.sigmoid(z)
         y = jnp.sum(C * step.h, axis=0) + fixed.D * step.u
-        compat.store(out.z.at[t], dy * y * gate * (1 + z * (1 - gate)), mask.channels)
+        compat.store(here.sequence(out.z, t), dy * y * gate * (1 + z * (1 - gate)), valid)
         dy = dy * z * gate
     g = sums.ag + C * dy[None, :]
-    ag = stages.resets(refs, t, step.valid, step.a * g)
+    ag = stages.resets(refs, here, t, valid, step.a * g)
     w = ag * step.before
     gB = jnp.sum(g * step.B, axis=0)
     dDelta = jnp.sum(w * fixed.A, axis=0) / stages.rate(plan) + step.u * gB
     draw = dDelta * jax.nn.sigmoid(step.raw) if plan.softplus else dDelta
-    draw = draw if step.valid is None else jnp.where(step.valid, draw, 0)
-    compat.store(out.u.at[t], step.Delta * gB + fixed.D * dy, mask.channels)
-    compat.store(out.delta.at[t], draw, mask.channels)
+    draw = draw if valid is None else jnp.where(valid, draw, 0)
+    compat.store(here.sequence(out.u, t), step.Delta * gB + fixed.D * dy, valid)
+    compat.store(here.sequence(out.delta, t), draw, valid)
     dB, dC = g * (step.Delta * step.u)[None, :], step.h * dy[None, :]
     if not plan.constant_B:
-        compat.store(out.B.at[t], jnp.sum(dB, axis=1), mask.states)
+        compat.store(here.partial(out.B, t), jnp.sum(dB, axis=1), valid)
     if not plan.constant_C:
-        compat.store(out.C.at[t], jnp.sum(dC, axis=1), mask.states)
+        compat.store(here.partial(out.C, t), jnp.sum(dC, axis=1), valid)
     return Sums(
         ag=ag,
         A=sums.A + step.Delta[None, :] * w,

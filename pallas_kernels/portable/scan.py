@@ -1,6 +1,12 @@
-"""The portable kernels on a caller's arrays: channels split into groups, states in front of channels, and the open sums of the gradients closed."""
+"""The portable kernels on a caller's arrays.
+
+Channels are split into groups and padded to whole blocks, states go in front of channels, open sums are closed. A padded
+channel or state has A = 0, u = 0, B = 0 and C = 0: it stays 0, and so do its gradients. Nothing is copied where sizes fit.
+"""
 
 from __future__ import annotations
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -15,54 +21,53 @@ from pallas_kernels.tiling import Sizes, Tiling
 def forward(
     arguments: Arguments, tiling: Tiling, *, delta_softplus: bool, keep_states: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """y (b, l, d), the last state (b, d, n), and the states before each chunk (b, chunks, n, d) if they are to be kept."""
-    s, plan = arguments.sizes, _plan(arguments, tiling, delta_softplus)
-    results = run_forward(_values(arguments), plan, keep_states=keep_states)
-    boundaries = results.boundaries
-    if boundaries is not None:
-        boundaries = boundaries.reshape(s.b, -1, s.n, s.d)
-    return results.y.reshape(s.b, s.l, s.d), _state_last(results.last_state, s), boundaries
+    """y (b, l, d), the last state (b, d, n), and the states before each chunk (b, chunks, n, d) if to be kept."""
+    layout = _Layout(arguments.sizes, tiling)
+    plan = _plan(arguments, layout, delta_softplus)
+    results = run_forward(layout.values(arguments), plan, keep_states=keep_states)
+    boundaries = None if results.boundaries is None else layout.from_state(results.boundaries)
+    return layout.from_sequence(results.y), jnp.swapaxes(layout.from_state(results.last_state), 1, 2), boundaries
 
 
 def backward(
-    arguments: Arguments,
-    boundaries: jax.Array,
-    dy: jax.Array,
-    dlast: jax.Array,
-    tiling: Tiling,
-    *,
-    delta_softplus: bool,
+    arguments: Arguments, boundaries: jax.Array, dy: jax.Array, dlast: jax.Array, tiling: Tiling, *, delta_softplus: bool
 ) -> Arguments:
     """The gradient of each argument, in its dtype; None for `reset`."""
-    s, plan = arguments.sizes, _plan(arguments, tiling, delta_softplus)
-    grouped = boundaries.reshape(s.b, -1, s.n, s.g, s.r)
-    gradients = run_backward(_values(arguments), grouped, _grouped(dy, s), _state_first(dlast, s), plan)
+    layout = _Layout(arguments.sizes, tiling)
+    plan = _plan(arguments, layout, delta_softplus)
+    gradients = run_backward(
+        layout.values(arguments),
+        layout.state(boundaries),
+        layout.sequence(dy),
+        layout.state(jnp.swapaxes(dlast, 1, 2)),
+        plan,
+    )
 
     def projection(partial: jax.Array, argument: jax.Array, constant: bool) -> jax.Array:
         if constant:
-            summed = _rows_of_channels(partial.sum(0), s)[None, None]
+            total = layout.from_state(partial.sum(0)).T
         else:
-            summed = jnp.swapaxes(partial.sum(2), 1, 2)
-        return summed.reshape(argument.shape).astype(argument.dtype)
+            total = jnp.swapaxes(partial[..., : arguments.sizes.n].sum(2), 1, 2)
+        return total.reshape(argument.shape).astype(argument.dtype)
 
     return Arguments(
-        u=gradients.u.reshape(s.b, s.l, s.d),
-        delta=gradients.delta.reshape(s.b, s.l, s.d),
-        A=_rows_of_channels(gradients.A.sum(0), s),
+        u=layout.from_sequence(gradients.u),
+        delta=layout.from_sequence(gradients.delta),
+        A=layout.from_state(gradients.A.sum(0)).T,
         B=projection(gradients.B, arguments.B, plan.constant_B),
         C=projection(gradients.C, arguments.C, plan.constant_C),
-        D=gradients.D.sum(0).reshape(s.d),
-        z=None if gradients.z is None else gradients.z.reshape(s.b, s.l, s.d),
-        delta_bias=gradients.delta_bias.sum(0).reshape(s.d),
-        initial_state=_state_last(gradients.initial_state, s),
-        reset=None,  # pyright: ignore[reportArgumentType]
+        D=layout.from_sequence(gradients.D.sum(0)),
+        z=None if gradients.z is None else layout.from_sequence(gradients.z),
+        delta_bias=layout.from_sequence(gradients.delta_bias.sum(0)),
+        initial_state=jnp.swapaxes(layout.from_state(gradients.initial_state), 1, 2),
+        reset=None,
     )
 
 
-def _plan(arguments: Arguments, tiling: Tiling, delta_softplus: bool) -> Plan:
+def _plan(arguments: Arguments, layout: _Layout, delta_softplus: bool) -> Plan:
     return Plan(
-        sizes=arguments.sizes,
-        tiling=tiling,
+        sizes=layout.padded,
+        tiling=layout.tiling,
         wide=arguments.A.dtype,
         constant_B=arguments.constant_B,
         constant_C=arguments.constant_C,
@@ -70,41 +75,61 @@ def _plan(arguments: Arguments, tiling: Tiling, delta_softplus: bool) -> Plan:
     )
 
 
-def _values(arguments: Arguments) -> Values:
-    s = arguments.sizes
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """From a caller's arrays to the kernels' and back."""
 
-    def constant(matrix: jax.Array) -> jax.Array:
-        return matrix.reshape(s.d, s.n).T.reshape(s.n, s.g, s.r)
+    sizes: Sizes
+    tiling: Tiling
 
-    return Values(
-        u=_grouped(arguments.u, s),
-        delta=_grouped(arguments.delta, s),
-        A=constant(arguments.A),
-        B=constant(arguments.B) if arguments.constant_B else arguments.B,
-        C=constant(arguments.C) if arguments.constant_C else arguments.C,
-        D=arguments.D.reshape(s.g, s.r),
-        z=None if arguments.z is None else _grouped(arguments.z, s),
-        delta_bias=arguments.delta_bias.reshape(s.g, s.r),
-        initial_state=_state_first(arguments.initial_state, s),
-        reset=None if arguments.reset is None else arguments.reset.astype(jnp.int32),
-    )
+    @property
+    def padded(self) -> Sizes:
+        """The sizes that the kernels see."""
+        s = self.sizes
+        return dataclasses.replace(s, d=s.g * self.tiling.blocks(s) * self.tiling.channels, n=self.tiling.states)
+
+    def values(self, arguments: Arguments) -> Values:
+        """The kernels' inputs."""
+
+        def constant(matrix: jax.Array) -> jax.Array:
+            return self.state(matrix.reshape(self.sizes.d, self.sizes.n).T)
+
+        def varying(projection: jax.Array) -> jax.Array:
+            return _padded(projection, -1, self.padded.n)
+
+        return Values(
+            u=self.sequence(arguments.u),
+            delta=self.sequence(arguments.delta),
+            A=constant(arguments.A),
+            B=constant(arguments.B) if arguments.constant_B else varying(arguments.B),
+            C=constant(arguments.C) if arguments.constant_C else varying(arguments.C),
+            D=self.sequence(arguments.D),
+            z=None if arguments.z is None else self.sequence(arguments.z),
+            delta_bias=self.sequence(arguments.delta_bias),
+            initial_state=self.state(jnp.swapaxes(arguments.initial_state, 1, 2)),
+            reset=None if arguments.reset is None else arguments.reset.astype(jnp.int32),
+        )
+
+    def sequence(self, array: jax.Array) -> jax.Array:
+        """(..., d) -> (..., g, r)"""
+        grouped = array.reshape(*array.shape[:-1], self.sizes.g, self.sizes.r)
+        return _padded(grouped, -1, self.padded.r)
+
+    def from_sequence(self, array: jax.Array) -> jax.Array:
+        """(..., g, r) -> (..., d)"""
+        return array[..., : self.sizes.r].reshape(*array.shape[:-2], self.sizes.d)
+
+    def state(self, array: jax.Array) -> jax.Array:
+        """(..., n, d) -> (..., n, g, r)"""
+        return _padded(self.sequence(array), -3, self.padded.n)
+
+    def from_state(self, array: jax.Array) -> jax.Array:
+        """(..., n, g, r) -> (..., n, d)"""
+        return self.from_sequence(array[..., : self.sizes.n, :, :])
 
 
-def _grouped(sequence: jax.Array, s: Sizes) -> jax.Array:
-    """(b, l, d) -> (b, l, g, r)"""
-    return sequence.reshape(s.b, s.l, s.g, s.r)
-
-
-def _state_first(state: jax.Array, s: Sizes) -> jax.Array:
-    """(b, d, n) -> (b, n, g, r)"""
-    return jnp.swapaxes(state, 1, 2).reshape(s.b, s.n, s.g, s.r)
-
-
-def _state_last(state: jax.Array, s: Sizes) -> jax.Array:
-    """(b, n, g, r) -> (b, d, n)"""
-    return jnp.swapaxes(state.reshape(s.b, s.n, s.d), 1, 2)
-
-
-def _rows_of_channels(parameter: jax.Array, s: Sizes) -> jax.Array:
-    """(n, g, r) -> (d, n)"""
-    return parameter.reshape(s.n, s.d).T
+def _padded(array: jax.Array, axis: int, size: int) -> jax.Array:
+    """Zeros behind, up to `size`."""
+    widths = [(0, 0)] * array.ndim
+    widths[axis] = (0, size - array.shape[axis])
+    return jnp.pad(array, widths) if array.shape[axis] < size else array

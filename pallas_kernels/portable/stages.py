@@ -1,6 +1,7 @@
-"""The small steps that both portable kernels are made of, and the blocks of global memory that a program sees.
+"""The small steps that both portable kernels are made of, and where in global memory a program reads and writes.
 
-A tile is (n, channels). Time runs in a loop; each array's rows are read from its reference, one step at a time, since Triton cannot slice values.
+A tile is (n, channels). Time runs in a loop; each array's rows are read from its reference, one step at a time, since Triton
+cannot slice values. References are to whole arrays, padded to whole blocks by the caller: no block has anything outside.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,26 +23,26 @@ LOG2_E = math.log2(math.e)
 
 
 class Values(NamedTuple):
-    """The scan's inputs in the kernels' layout, or references to a program's blocks of them, or their block specs.
+    """The scan's inputs in the kernels' layout, or references to them.
 
     Channels are split into (g, r). B and C that are constant over time are (n, g, r), like A.
     """
 
-    u: jax.Array  # (b, l, g, r)
-    delta: jax.Array  # (b, l, g, r)
-    A: jax.Array  # (n, g, r)
-    B: jax.Array  # (b, l, g, n) or (n, g, r)
-    C: jax.Array  # (b, l, g, n) or (n, g, r)
-    D: jax.Array  # (g, r)
-    z: jax.Array | None  # (b, l, g, r)
-    delta_bias: jax.Array  # (g, r)
-    initial_state: jax.Array  # (b, n, g, r)
-    reset: jax.Array | None  # (b, l) int32
+    u: Any  # (b, l, g, r)
+    delta: Any  # (b, l, g, r)
+    A: Any  # (n, g, r)
+    B: Any  # (b, l, g, n) or (n, g, r)
+    C: Any  # (b, l, g, n) or (n, g, r)
+    D: Any  # (g, r)
+    z: Any  # (b, l, g, r) or None
+    delta_bias: Any  # (g, r)
+    initial_state: Any  # (b, n, g, r)
+    reset: Any  # (b, l) int32 or None
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Everything static that a kernel depends on."""
+    """Everything static that a kernel depends on; its sizes are whole blocks."""
 
     sizes: Sizes
     tiling: Tiling
@@ -53,93 +54,42 @@ class Plan:
     @property
     def grid(self) -> tuple[int, int, int]:
         """Batch rows first: the other axes of a GPU's grid end at 65535."""
-        return self.sizes.b, self.sizes.g, self.tiling.blocks(self.sizes)
+        return self.sizes.b, self.sizes.g, self.sizes.r // self.tiling.channels
 
 
-class Masks(NamedTuple):
-    """Which entries of a block exist; None means all."""
+class Place(NamedTuple):
+    """Where a program works."""
 
-    channels: jax.Array | None  # (channels,)
-    states: jax.Array | None  # (n,)
-    tile: jax.Array | None  # (n, channels)
+    b: jax.Array
+    g: jax.Array
+    block: jax.Array  # of channels, within the group
+    channels: Any  # the slice of them
 
+    def sequence(self, ref, t: jax.Array):
+        """Step t of a (b, l, g, r) array: (channels,)."""
+        return ref.at[self.b, t, self.g, self.channels]
 
-# -- blocks ------------------------------------------------------------------------------------------------------------
+    def projection(self, ref, t: jax.Array):
+        """Step t of a (b, l, g, n) array: (n,)."""
+        return ref.at[self.b, t, self.g, :]
 
+    def parameter(self, ref):
+        """The tile of an (n, g, r) array, or the (channels,) of a (g, r) array."""
+        return ref.at[..., self.g, self.channels]
 
-def sequence_spec(plan: Plan) -> pl.BlockSpec:
-    """A program's (l, channels) of a (b, l, g, r) array."""
-    return pl.BlockSpec((None, plan.sizes.l, None, plan.tiling.channels), lambda b, g, j: (b, 0, g, j))
+    def state(self, ref, *chunk):
+        """The tile of a (b, n, g, r) or (b, chunks, n, g, r) array, or the (channels,) of a (b, g, r) array."""
+        return ref.at[(self.b, *chunk, ..., self.g, self.channels)]
 
-
-def projection_spec(plan: Plan) -> pl.BlockSpec:
-    """A program's (l, n) of a (b, l, g, n) array."""
-    return pl.BlockSpec((None, plan.sizes.l, None, plan.tiling.states), lambda b, g, j: (b, 0, g, 0))
-
-
-def parameter_spec(plan: Plan) -> pl.BlockSpec:
-    """A program's (n, channels) of an (n, g, r) array."""
-    return pl.BlockSpec((plan.tiling.states, None, plan.tiling.channels), lambda b, g, j: (0, g, j))
-
-
-def state_spec(plan: Plan) -> pl.BlockSpec:
-    """A program's (n, channels) of a (b, n, g, r) array."""
-    return pl.BlockSpec((None, plan.tiling.states, None, plan.tiling.channels), lambda b, g, j: (b, 0, g, j))
+    def partial(self, ref, t: jax.Array):
+        """Step t of a (b, g, blocks, l, n) array: (n,)."""
+        return ref.at[self.b, self.g, self.block, t, :]
 
 
-def boundaries_spec(plan: Plan, count: int) -> pl.BlockSpec:
-    """A program's (chunks, n, channels) of a (b, chunks, n, g, r) array."""
-    block = (None, count, plan.tiling.states, None, plan.tiling.channels)
-    return pl.BlockSpec(block, lambda b, g, j: (b, 0, 0, g, j))
-
-
-def values_specs(values: Values, plan: Plan) -> Values:
-    """The block specs of all inputs."""
-    sequence, channel = sequence_spec(plan), pl.BlockSpec((None, plan.tiling.channels), lambda b, g, j: (g, j))
-    varying, constant = projection_spec(plan), parameter_spec(plan)
-    return Values(
-        u=sequence,
-        delta=sequence,
-        A=constant,
-        B=constant if plan.constant_B else varying,
-        C=constant if plan.constant_C else varying,
-        D=channel,
-        z=None if values.z is None else sequence,
-        delta_bias=channel,
-        initial_state=state_spec(plan),
-        reset=None if values.reset is None else pl.BlockSpec((None, plan.sizes.l), lambda b, g, j: (b, 0)),
-    )
-
-
-def masks(plan: Plan) -> Masks:
-    """What exists of this program's block: its last channels and states may lie outside."""
-    sizes, tiling = plan.sizes, plan.tiling
-    channels = states = tile = None
-    if sizes.r % tiling.channels:
-        channels = pl.program_id(2) * tiling.channels + jnp.arange(tiling.channels, dtype=jnp.int32) < sizes.r
-    if sizes.n != tiling.states:
-        states = jnp.arange(tiling.states, dtype=jnp.int32) < sizes.n
-    if channels is not None:
-        tile = jnp.broadcast_to(channels[None, :], (tiling.states, tiling.channels))
-    if states is not None:
-        rows = jnp.broadcast_to(states[:, None], (tiling.states, tiling.channels))
-        tile = rows if tile is None else rows & tile
-    return Masks(channels, states, tile)
-
-
-def within(mask: Masks, valid: jax.Array | None, plan: Plan) -> Masks:
-    """The masks of a row of time step t, where the scalar `valid` is False if that step does not exist."""
-    if valid is None:
-        return mask
-    channels, states = jnp.broadcast_to(valid, (plan.tiling.channels,)), jnp.broadcast_to(valid, (plan.tiling.states,))
-    return Masks(
-        channels if mask.channels is None else mask.channels & channels,
-        states if mask.states is None else mask.states & states,
-        mask.tile,
-    )
-
-
-# -- stages ------------------------------------------------------------------------------------------------------------
+def place(plan: Plan) -> Place:
+    """This program's place."""
+    b, g, block = (pl.program_id(axis) for axis in range(3))
+    return Place(b, g, block, pl.ds(block * plan.tiling.channels, plan.tiling.channels))
 
 
 class Parameters(NamedTuple):
@@ -152,18 +102,18 @@ class Parameters(NamedTuple):
     C: jax.Array | None  # (n, channels) if constant
 
 
-def parameters(refs: Values, mask: Masks, plan: Plan) -> Parameters:
+def parameters(refs: Values, here: Place, plan: Plan) -> Parameters:
     """Read what does not depend on time."""
 
-    def tile(ref):
-        return compat.load(ref, mask.tile).astype(plan.wide)
+    def read(ref):
+        return here.parameter(ref)[...].astype(plan.wide)
 
     return Parameters(
-        A=tile(refs.A) * rate(plan),
-        D=compat.load(refs.D, mask.channels),
-        delta_bias=compat.load(refs.delta_bias, mask.channels),
-        B=tile(refs.B) if plan.constant_B else None,
-        C=tile(refs.C) if plan.constant_C else None,
+        A=read(refs.A) * rate(plan),
+        D=read(refs.D),
+        delta_bias=read(refs.delta_bias),
+        B=read(refs.B) if plan.constant_B else None,
+        C=read(refs.C) if plan.constant_C else None,
     )
 
 
@@ -178,9 +128,9 @@ def decay(Delta: jax.Array, A: jax.Array, plan: Plan) -> jax.Array:
     return exponential(Delta[None, :] * A)
 
 
-def row(ref, t: jax.Array, mask: jax.Array | None, plan: Plan) -> jax.Array:
-    """Step t of a block with time in front, widened."""
-    return compat.load(ref.at[t], mask).astype(plan.wide)
+def row(ref, valid: jax.Array | None, plan: Plan) -> jax.Array:
+    """The values of one step, widened; zero if the step does not exist."""
+    return compat.load(ref, valid).astype(plan.wide)
 
 
 def step_size(raw: jax.Array, valid: jax.Array | None, plan: Plan) -> jax.Array:
@@ -190,16 +140,16 @@ def step_size(raw: jax.Array, valid: jax.Array | None, plan: Plan) -> jax.Array:
     return Delta if valid is None else jnp.where(valid, Delta, 0)
 
 
-def projection(ref, constant: jax.Array | None, t: jax.Array, mask: Masks, plan: Plan) -> jax.Array:
-    """B or C of step t, to be multiplied with (n, channels): (n, 1), or the whole tile if it is constant over time."""
-    return row(ref, t, mask.states, plan)[:, None] if constant is None else constant
+def projection(ref, constant: jax.Array | None, here: Place, t: jax.Array, valid, plan: Plan) -> jax.Array:
+    """B or C of step t, to be multiplied with a tile: (n, 1), or the whole tile if it is constant over time."""
+    return row(here.projection(ref, t), valid, plan)[:, None] if constant is None else constant
 
 
-def resets(refs: Values, t: jax.Array, valid: jax.Array | None, state: jax.Array) -> jax.Array:
+def resets(refs: Values, here: Place, t: jax.Array, valid: jax.Array | None, state: jax.Array) -> jax.Array:
     """The state as step t finds it, or the gradient it sends back: zero where a document begins."""
     if refs.reset is None:
         return state
-    return jnp.where(compat.load(refs.reset.at[t], valid) != 0, 0, state)
+    return jnp.where(compat.load(refs.reset.at[here.b, t], valid) != 0, 0, state)
 
 
 def for_steps(count, body: Callable, carry):
