@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from mamba_jax import initializers
 from mamba_jax.block import Mamba
-from mamba_jax.config import MambaConfig
+from mamba_jax.config import MambaConfig, RematPolicy, Scan
 from mamba_jax.norm import RMSNorm
 from mamba_jax.packing import Rows, arrange
 from mamba_jax.state import MambaState, zero_state
+
+if TYPE_CHECKING:
+    from mamba_jax.pretrained import Format, Partition, Progress
 
 _REMAT_POLICIES = {
     "nothing": jax.checkpoint_policies.nothing_saveable,
@@ -71,6 +77,75 @@ class MambaLM(nnx.Module):
         self.layers = _stacked_layers(config, rngs.params())
         self.norm_f = RMSNorm(config.d_model, eps=config.norm_eps, dtype=jnp.dtype(config.dtype))
         self.lm_head = None if config.tie_embeddings else _untied_head(config, rngs)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | os.PathLike[str],
+        *,
+        scan: Scan = "auto",
+        dtype: DTypeLike = "float32",
+        remat: bool = False,
+        remat_policy: RematPolicy = "nothing",
+        mesh: Mesh | None = None,
+        partition: Partition | None = None,
+        revision: str | None = None,
+        progress: Progress | None = None,
+    ) -> MambaLM:
+        """A model with the parameters of a checkpoint.
+
+        It may be of the original `mamba_ssm` format (`state-spaces/mamba-*`), of `transformers`' Mamba or FalconMamba
+        (`-hf`), or the folder of a run of `python -m train`, whose newest checkpoint is taken. No code in it is run.
+        Parameters are read tensor by tensor, straight to their devices, and become float32 whatever they are stored in.
+
+        Args:
+            name: a folder, or OWNER/MODEL on the Hugging Face hub.
+            scan, dtype, remat, remat_policy: how the model is computed, as in `MambaConfig`.
+            mesh: devices to place the parameters on; None is the default device.
+            partition: of a parameter's path in the model and its shape, how it is split over the mesh; None keeps a
+                whole copy on every device. Only the parts that this process needs are read.
+            revision: branch, tag or commit on the hub.
+            progress: called with the bytes read and their total after each tensor; None draws a bar on a terminal.
+
+        Raises:
+            ValueError: there is no such model, or it cannot be loaded; every tensor that is missing, unknown or
+                misshapen and every key of its configuration that is not understood is listed.
+            ImportError: an optional library that this model needs is missing; the message says how to install it.
+        """
+        from mamba_jax import pretrained
+
+        return pretrained.load(
+            cls, name, scan=scan, dtype=dtype, remat=remat, remat_policy=remat_policy, mesh=mesh, partition=partition,
+            revision=revision, progress=progress,
+        )  # fmt: skip
+
+    def save_pretrained(
+        self,
+        folder: str | os.PathLike[str],
+        format: Format = "hf",
+        *,
+        dtype: str = "float32",
+        extra_config: dict[str, Any] | None = None,
+        max_shard_bytes: int = 5 * 10**9,
+    ) -> None:
+        """Write the model as a checkpoint; tensors of an earlier one in the folder are replaced.
+
+        Args:
+            folder: where to; it is made if need be.
+            format: "hf" (`config.json`, `model.safetensors`), which `transformers` opens; or "original"
+                (`config.json`, `pytorch_model.bin`), which `mamba_ssm` opens.
+            dtype: of the stored tensors: "float32", "bfloat16" or "float16".
+            extra_config: further keys for `config.json`, such as `eos_token_id`.
+            max_shard_bytes: in the "hf" format, more than this is split into several files.
+
+        Raises:
+            ValueError: an argument is not one of its choices, or the original format cannot express the model.
+        """
+        from mamba_jax import pretrained
+
+        pretrained.save(
+            self, folder, format, dtype=dtype, extra_config=extra_config, max_shard_bytes=max_shard_bytes
+        )  # fmt: skip
 
     def __call__(
         self,
