@@ -41,6 +41,21 @@ def store(ref, values: jax.Array, valid: jax.Array | None = None) -> None:
         triton.store(ref, values.astype(ref.dtype), mask=jnp.broadcast_to(valid, values.shape))
 
 
+def fast_exp2(x: jax.Array) -> jax.Array:
+    """2^x in one instruction on an NVIDIA GPU (relative error 2^-22, results below 2^-126 are 0); Triton only.
+
+    `jnp.exp2` costs three more there, to scale results that are too small to matter in a decay.
+    """
+    (y,) = triton.elementwise_inline_asm(
+        "ex2.approx.ftz.f32 $0, $1;",
+        args=[x],
+        constraints="=f,f",
+        pack=1,
+        result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
+    )
+    return y
+
+
 def _shape(ref) -> tuple[int, ...]:
     return ref.shape
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import compat, portable, tiling
+from pallas_kernels import compat, device, portable, tiling
 from pallas_kernels.arguments import Arguments
 
 _OTHER_FORMS = 'use scan="sequential" or scan="associative" instead'
@@ -112,8 +112,8 @@ def _forward(arguments: Arguments, delta_softplus: bool, keep_states: bool):
     def on_gpu(arguments: Arguments):
         if reason := _gpu_lacks(arguments):
             return nowhere(arguments, reason)
-        tile = tiling.triton_tiling(arguments.sizes)
-        return portable.forward(_prepared(arguments, compat.accept_triton_deprecation), tile, **options)
+        kernels, cut, arguments = _gpu_kernels(arguments)
+        return kernels.forward(arguments, cut, **options)
 
     def nowhere(arguments: Arguments, reason: str = _NO_KERNEL):
         kept = jnp.zeros(tiling.boundaries_shape(arguments.sizes), arguments.A.dtype) if keep_states else None
@@ -134,14 +134,29 @@ def _backward(residuals, delta_softplus: bool) -> Arguments:
     def on_gpu(arguments: Arguments, *rest):
         if reason := _gpu_lacks(arguments):
             return nowhere(arguments, *rest, reason=reason)
-        tile = tiling.triton_tiling(arguments.sizes)
-        ready = _prepared(arguments, compat.accept_triton_deprecation)
-        return portable.backward(ready, *rest, tile, delta_softplus=delta_softplus)
+        kernels, cut, arguments = _gpu_kernels(arguments)
+        return kernels.backward(arguments, *rest, cut, delta_softplus=delta_softplus)
 
     def nowhere(arguments: Arguments, *rest, reason: str = _NO_KERNEL):
         return _prepared(arguments, functools.partial(_refuse_to_lower, reason))._replace(reset=None)
 
     return lax.platform_dependent(*residuals, cpu=interpreted, cuda=on_gpu, default=nowhere)
+
+
+def _gpu_kernels(arguments: Arguments):
+    """The kernels for the GPU at hand, how they cut the scan up, and the arguments to call them with.
+
+    Hopper and the Blackwell of data centers have the copy engine and the shared memory that the Mosaic kernels need.
+    """
+    gpu = device.target_gpu()
+    if gpu is not None and 90 <= gpu.capability < 110 and compat.HAS_MOSAIC:
+        from pallas_kernels import mosaic  # only now: jax 0.10 has other layouts
+
+        z = arguments.z
+        itemsizes = arguments.u.dtype.itemsize, arguments.delta.dtype.itemsize, 0 if z is None else z.dtype.itemsize
+        return mosaic, tiling.mosaic_tiling(arguments.sizes, itemsizes, gpu.multiprocessors), arguments
+    cut = tiling.triton_tiling(arguments.sizes)
+    return portable, cut, _prepared(arguments, compat.accept_triton_deprecation)
 
 
 # -- what happens when a platform's branch is lowered --------------------------------------------------------------------
