@@ -150,7 +150,7 @@ def test_torch_loop_and_autograd_equal_oracle(name):
     loss.backward()
     for name, want in gradients.items():
         # PyTorch's complex gradient is the conjugate of JAX's: the direction of steepest ascent.
-        np.testing.assert_allclose(np.conj(arguments[name].grad), want, rtol=1e-10, atol=1e-11, err_msg=name)
+        np.testing.assert_allclose(np.conj(arguments[name].grad.numpy()), want, rtol=1e-10, atol=1e-11, err_msg=name)
 
 
 def test_importing_the_package_does_not_import_torch():
