@@ -1,0 +1,37 @@
+"""`python -m train --scan pallas` trains a small model on Python's own source; `--help` lists every flag."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from train.config import parse
+from train.errors import TrainingStopped, UsageError
+from train.report import Report, ReportHandler, print_error
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns its exit code: 0 done, 1 training stopped, 2 the user's mistake, 130 interrupted."""
+    report = Report()
+    logging.basicConfig(handlers=[ReportHandler(report)])
+    try:
+        config = parse(arguments)
+        # JAX is loaded only now: a wrong flag is answered at once.
+        from train.loop import train
+
+        train(config, report)
+    except UsageError as error:
+        print_error("Cannot train", str(error))
+        return 2
+    except TrainingStopped as error:
+        print_error("Training stopped", str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        print_error("Training stopped", "Interrupted before the first step.")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,55 @@
+"""What a run says of itself before it begins: versions, device, model, scan and why, text, batch, schedule."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import flax
+import jax
+
+from mamba_jax.scan.pallas import LEAST_CAPABILITY
+from pallas_kernels.device import target_gpu
+from train.config import TrainConfig
+from train.data import Corpus
+
+
+def banner(config: TrainConfig, corpus: Corpus, run_dir: Path, n_parameters: int) -> dict[str, str]:
+    """Names and what they stand for, in order."""
+    device = jax.devices()[0]
+    cores = f", {os.cpu_count()} cores" if device.platform == "cpu" else ""
+    tokens = config.batch_size * config.seq_len
+    total = config.steps * tokens
+    left_out = f"; {corpus.n_left_out} files left out, not UTF-8" if corpus.n_left_out else ""
+    return {
+        "versions": f"jax {jax.__version__}, flax {flax.__version__}, Python {platform.python_version()}",
+        "device": f"{jax.device_count()} x {device.device_kind}{cores}",
+        "model": f"{n_parameters:,} parameters: {config.n_layer} Mamba blocks of width {config.d_model}, "
+        f"{config.d_state} states a channel, {config.dtype}",
+        "scan": scan_reason(config.scan, device.platform),
+        "text": f"{corpus.name}: {len(corpus.train):,} bytes from {corpus.n_train_files} files to learn, "
+        f"{len(corpus.validation):,} from {corpus.n_validation_files} held out{left_out}",
+        "batch": f"{tokens:,} tokens a step: {config.batch_size} sequences of {config.seq_len} bytes",
+        "steps": f"{config.steps:,}: {total:,} tokens, {total / len(corpus.train):.1%} of the text",
+        "rate": f"{config.lr:g} after {config.warmup_steps} steps, "
+        f"then a cosine down to {config.min_lr:g} at step {max(config.decay_steps, config.steps):,}",
+        "run": str(run_dir),
+    }
+
+
+def scan_reason(scan: str, platform: str) -> str:
+    """Which form of the scan runs on this platform, and why."""
+    if scan == "pallas" and platform == "cpu":
+        return "pallas, as asked for; on a CPU Pallas' interpreter runs the kernels"
+    if scan != "auto":
+        return f"{scan}, as asked for"
+    if platform == "cpu":
+        return "sequential: auto's choice on a CPU"
+    gpu = target_gpu()
+    if gpu is None:
+        return f"associative: auto's choice on {platform}"
+    capability = f"compute capability {gpu.capability / 10:.1f}"
+    if gpu.capability >= LEAST_CAPABILITY:
+        return f"pallas: auto's choice on GPUs with {capability}"
+    return f"associative: auto's choice, as {capability} is too old for the kernels of pallas"

@@ -1,0 +1,246 @@
+"""The settings of a run, and where they come from: defaults, then a TOML file, then flags.
+
+Every field of `TrainConfig` is a flag (`seq_len` is `--seq-len`) and, but for `COMMAND_ONLY`, a key of the TOML file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from train.errors import UsageError
+from train.folder import resumed_folder
+
+PROGRAM = "python -m train"
+# These belong to one call of the command, not to the run: no TOML file holds them.
+COMMAND_ONLY = ("config", "run_dir", "resume")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """Train a Mamba language model.
+
+    With no flags at all: about a million parameters, on the source of Python's standard library, byte by byte.
+    """
+
+    config: str | None = None
+    """A TOML file with settings; flags go before it."""
+    run_dir: str | None = None
+    """The run's folder; by default a new one under runs/. One that already holds a run is left alone."""
+    resume: bool = False
+    """Go on from the last checkpoint of --run-dir (by default the newest run under runs/), with that run's settings."""
+
+    data: str | None = None
+    """A text file, a folder, or a quoted glob; by default the source of Python's standard library."""
+    val_fraction: float = 0.1
+    """The share of the text that is held out: whole files from its end, or the tail of the last if that is larger."""
+    seed: int = 0
+    """Seed of the parameters, of the batches and of the sample."""
+
+    vocab_size: int = 256
+    """Number of tokens; 256 are needed for bytes."""
+    d_model: int = 192
+    """Width of the residual stream."""
+    n_layer: int = 4
+    """Number of blocks."""
+    d_state: int = 16
+    """States a channel."""
+    d_conv: int = 4
+    """Width of the causal convolution."""
+    expand: float = 2.0
+    """Channels inside a block, as a multiple of d_model."""
+    dt_rank: int | Literal["auto"] = "auto"
+    """Rank of the projection to Delta; auto is d_model / 16."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of activations; parameters and moments are float32 always."""
+    remat: bool = False
+    """Keep only each block's input for the backward pass: less memory, more arithmetic."""
+    remat_policy: Literal["nothing", "dots"] = "nothing"
+    """What remat keeps besides: nothing, or the results of matrix products."""
+    scan: Literal["auto", "sequential", "associative", "pallas"] = "auto"
+    """Which form of the selective scan runs; auto chooses by platform."""
+
+    steps: int = 300
+    """Training steps."""
+    batch_size: int = 4
+    """Sequences a step."""
+    seq_len: int = 256
+    """Tokens a sequence."""
+    lr: float = 4e-3
+    """Peak learning rate."""
+    min_lr: float = 2e-4
+    """Learning rate at the end of the cosine."""
+    warmup_steps: int = 20
+    """Steps of linear warm-up."""
+    decay_steps: int = 300
+    """Steps from the first to the end of the cosine; a longer run stretches it, a shorter one is its beginning."""
+    weight_decay: float = 0.1
+    """AdamW's decay; A_log, D, biases and norms have none."""
+    beta1: float = 0.9
+    """Adam's first decay rate."""
+    beta2: float = 0.95
+    """Adam's second decay rate."""
+    grad_clip: float = 1.0
+    """The largest global gradient norm."""
+
+    log_every: int = 10
+    """Steps between two printed lines; metrics.jsonl holds every step."""
+    eval_every: int = 100
+    """Steps between two validations; the last step is always validated."""
+    eval_batches: int = 16
+    """Batches a validation, spread evenly over the held-out text."""
+    checkpoint_every: int = 100
+    """Steps between two checkpoints; the last step is always saved."""
+    keep_checkpoints: int = 2
+    """How many checkpoints stay on disk."""
+    sample_tokens: int = 400
+    """Length of the sample that is written at the end; 0 writes none."""
+    sample_prompt: str = "\n"
+    """What the sample goes on from."""
+    temperature: float = 0.8
+    """Temperature of the sample; 0 always takes the likeliest token."""
+
+    def settings(self) -> dict[str, Any]:
+        """All fields that belong to the run, in order: those that its config.toml holds."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in COMMAND_ONLY}
+
+
+_POSITIVE = ("lr", "grad_clip")
+_BETWEEN_0_AND_1 = ("val_fraction", "beta1", "beta2")
+_AT_LEAST_0 = ("seed", "min_lr", "warmup_steps", "weight_decay", "sample_tokens", "temperature")
+_AT_LEAST_1 = (
+    "d_model", "n_layer", "d_state", "d_conv", "expand", "dt_rank", "steps", "batch_size", "seq_len", "decay_steps",
+    "log_every", "eval_every", "eval_batches", "checkpoint_every", "keep_checkpoints",
+)  # fmt: skip
+
+
+def parse(arguments: Sequence[str]) -> TrainConfig:
+    """Settings from the command line: defaults < the resumed run's config.toml < the --config file < flags.
+
+    Raises:
+        UsageError: for a TOML file that is missing or wrong, or a value out of its range.
+        SystemExit: tyro's own, with exit code 2, for a wrong flag; 0 after --help.
+    """
+    import tyro
+
+    def read_flags(default: TrainConfig) -> TrainConfig:
+        return tyro.cli(TrainConfig, prog=PROGRAM, args=list(arguments), default=default)
+
+    # Read twice: first for where the files are, then on top of what they say.
+    flags = read_flags(TrainConfig())
+    run_dir, files = flags.run_dir, []
+    if flags.resume:
+        folder = resumed_folder(flags.run_dir)
+        run_dir = str(folder)
+        # A run that was killed at once may have none yet.
+        files += [folder / "config.toml"] if (folder / "config.toml").exists() else []
+    if flags.config is not None:
+        files.append(Path(flags.config))
+    default = TrainConfig()
+    for path in files:
+        default = dataclasses.replace(default, **read_toml(path))
+    config = dataclasses.replace(read_flags(default), run_dir=run_dir)
+    check_ranges(config)
+    return config
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file, each of its field's type.
+
+    Raises:
+        UsageError: if it cannot be read; or for all its unknown keys (with the nearest name) and wrong types at once.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}") from None
+    hints = typing.get_type_hints(TrainConfig)
+    names = [name for name in hints if name not in COMMAND_ONLY]
+    mistakes = []
+    for name, value in values.items():
+        if name in COMMAND_ONLY:
+            mistakes.append(f"{name} is a flag of the command ({_flag(name)}), not a setting")
+        elif name not in names:
+            near = difflib.get_close_matches(name.replace("-", "_"), names, n=1)
+            mistakes.append(f"unknown key {name}" + (f"; perhaps you meant {near[0]}" if near else ""))
+        elif not _is_of_type(value, hints[name]):
+            mistakes.append(f"{name} = {value!r}: {_describe(hints[name])} is wanted")
+    if mistakes:
+        raise UsageError(f"{path}:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
+    return {name: float(value) if hints[name] is float else value for name, value in values.items()}
+
+
+def write_toml(path: Path, config: TrainConfig) -> None:
+    """Write the resolved settings, in one go; `--config` with this file then asks for the same run."""
+    lines = ["# The settings of this run as resolved from defaults, file and flags.\n"]
+    for name, value in config.settings().items():
+        lines.append(f"# {name}: not set\n" if value is None else f"{name} = {_toml_value(value)}\n")
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(lines), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def check_ranges(config: TrainConfig) -> None:
+    """Whether every number is in its range.
+
+    Raises:
+        UsageError: naming all that are not.
+    """
+    mistakes = []
+    for names, wanted, holds in (
+        (_POSITIVE, "a number above 0", lambda x: 0 < x < math.inf),
+        (_BETWEEN_0_AND_1, "a number between 0 and 1", lambda x: 0 < x < 1),
+        (_AT_LEAST_0, "0 or more", lambda x: 0 <= x < math.inf),
+        (_AT_LEAST_1, "1 or more", lambda x: x == "auto" or 1 <= x < math.inf),
+        (("vocab_size",), "256 or more, one for each byte,", lambda x: x >= 256),
+    ):
+        values = {name: getattr(config, name) for name in names}
+        mistakes += [f"{_flag(name)} {value}: {wanted} is wanted" for name, value in values.items() if not holds(value)]
+    if mistakes:
+        raise UsageError("\n".join(mistakes))
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _is_of_type(value: object, hint: object) -> bool:
+    """Whether a TOML value fits a field: an integer may stand for a float, a boolean for nothing else."""
+    if typing.get_origin(hint) is Literal:
+        return value in typing.get_args(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return any(_is_of_type(value, option) for option in typing.get_args(hint))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, typing.cast(type, hint))
+
+
+def _describe(hint: object) -> str:
+    """A field's type in words."""
+    if typing.get_origin(hint) is Literal:
+        return "one of " + ", ".join(repr(option) for option in typing.get_args(hint))
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(_describe(option) for option in typing.get_args(hint) if option is not types.NoneType)
+    return {int: "an integer", float: "a number", bool: "true or false", str: "a string"}[typing.cast(type, hint)]
+
+
+def _toml_value(value: object) -> str:
+    """A TOML literal; JSON's strings are TOML's basic strings."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)

@@ -1,0 +1,232 @@
+"""The run: whatever reads, writes or waits happens here; the mathematics is in `step.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mamba_jax import MambaConfig
+from train.banner import banner
+from train.checkpoint import Checkpoints, check_same_model
+from train.config import PROGRAM, TrainConfig, write_toml
+from train.data import Batch, Corpus, load_corpus, training_batch, validation_batches
+from train.errors import TrainingStopped
+from train.folder import new_folder
+from train.loss import bigram_bits_per_byte, bits_per_byte
+from train.metrics import Metrics, draw_loss, read_metrics
+from train.optim import learning_rate, make_optimizer
+from train.report import Report, compared, duration
+from train.sample import sample_bytes
+from train.step import build_model, count_parameters, make_eval_step, make_train_step, model_config
+
+# How a model is computed may change when a run is resumed; what it is may not.
+_NOT_IDENTITY = ("scan", "remat", "remat_policy")
+
+
+def train(config: TrainConfig, report: Report) -> None:
+    """Train as the settings say, to the end or until something stops it, and report on it.
+
+    Raises:
+        UsageError: the settings cannot be met; nothing has been written then.
+        TrainingStopped: a loss that is not finite, or an interruption.
+    """
+    architecture = model_config(config)
+    with report.wait("reading the text"):
+        corpus = load_corpus(config.data, config.val_fraction, config.seq_len)
+    if config.resume and config.run_dir is not None:
+        run_dir = Path(config.run_dir)
+    else:
+        run_dir = new_folder(config.run_dir, name="bytes" if config.config is None else Path(config.config).stem)
+    checkpoints = Checkpoints(run_dir, config.keep_checkpoints)
+    try:
+        run = _Run(config, corpus, run_dir, checkpoints, report)
+        run.prepare(architecture)
+        if run.step >= config.steps:
+            report.line(f"{run_dir} is at step {run.step} of {config.steps} already: more --steps would go on")
+        else:
+            run.go()
+    finally:
+        checkpoints.close()
+
+
+class _Run:
+    """One call of the command, with everything that changes on its way: after `step` steps it holds what comes next."""
+
+    def __init__(
+        self, config: TrainConfig, corpus: Corpus, run_dir: Path, checkpoints: Checkpoints, report: Report
+    ) -> None:
+        self.config, self.corpus, self.run_dir = config, corpus, run_dir
+        self.checkpoints, self.report = checkpoints, report
+        self.step = 0
+        self.step_s = self.validation_s = 0.0  # how long one takes, for the ETA
+
+    def prepare(self, architecture: MambaConfig) -> None:
+        """Parameters and moments: new ones, or the last checkpoint's if the run is resumed."""
+        fields = dataclasses.asdict(architecture)
+        model = {name: value for name, value in fields.items() if name not in _NOT_IDENTITY}
+        self.meta = {"model": model, "text_sha256": self.corpus.fingerprint()}
+        self.optimizer = make_optimizer(self.config)
+        with self.report.wait("making the parameters"):
+            self.graphdef, self.params = build_model(architecture, self.config.seed)
+            self.opt_state = jax.jit(self.optimizer.init)(self.params)
+        self.key = jax.random.key_data(jax.random.key(self.config.seed))
+        if self.config.resume:
+            self._restore()
+
+    def go(self) -> None:
+        """From here to the last step, then the sample, the plot and the summary."""
+        config, start = self.config, time.perf_counter()
+        write_toml(self.run_dir / "config.toml", config)
+        self.metrics = Metrics(self.run_dir / "metrics.jsonl", self.step)
+        self.report.table(banner(config, self.corpus, self.run_dir, count_parameters(self.params)))
+        first = self.step
+        try:
+            self._compile()
+            with self.report.progress(first, config.steps):
+                self._steps()
+        except KeyboardInterrupt:
+            raise TrainingStopped(f"Interrupted after step {self.step}.\n{self._last_good()}", exit_code=130) from None
+        finally:
+            self.metrics.close()
+        self._show_sample()
+        with self.report.wait("drawing loss.png"):
+            draw_loss(read_metrics(self.run_dir / "metrics.jsonl"), self.run_dir / "loss.png", self.corpus.name)
+        with self.report.wait("finishing the last checkpoint"):
+            self.checkpoints.latest_step()
+        self._summarise(self.step - first, time.perf_counter() - start)
+
+    def _restore(self) -> None:
+        step = self.checkpoints.latest_step()
+        if step is None:
+            self.report.line(f"{self.run_dir} has no checkpoint yet: beginning at step 0", style="yellow")
+            return
+        meta = self.checkpoints.meta(step)
+        check_same_model(meta["model"], self.meta["model"], self.run_dir)
+        if meta["text_sha256"] != self.meta["text_sha256"]:
+            self.report.line("the training text is not the one that this run began with", style="yellow")
+        with self.report.wait(f"loading the checkpoint of step {step}"):
+            state = self.checkpoints.restore(step, self._state())
+        self.params, self.opt_state, self.key = state["params"], state["opt_state"], state["key"]
+        self.step = step
+
+    def _state(self) -> dict[str, Any]:
+        """All arrays that the steps to come depend on; where the data stands follows from the step."""
+        return {"params": self.params, "opt_state": self.opt_state, "key": self.key}
+
+    def _compile(self) -> None:
+        batch = self._batch(self.step + 1)
+        train_step, eval_step = make_train_step(self.graphdef, self.optimizer), make_eval_step(self.graphdef)
+        with self.report.wait(f"step {self.step + 1}: compiling the training step, once"):
+            self.train_step = train_step.lower(self.params, self.opt_state, batch).compile()
+        with self.report.wait("compiling the validation step, and counting byte pairs for the bigram model"):
+            self.eval_step = eval_step.lower(self.params, batch).compile()
+            self.bigram_bpb = bigram_bits_per_byte(self.corpus.train, self._validation_batches())
+        # All rates at once: a schedule called outside a compiled program costs many small ones.
+        self.rates = np.asarray(jax.jit(learning_rate(self.config))(jnp.arange(self.config.steps)))
+
+    def _steps(self) -> None:
+        config = self.config
+        batch = self._batch(self.step + 1)
+        for step in range(self.step + 1, config.steps + 1):
+            start = time.perf_counter()
+            self.params, self.opt_state, metrics = self.train_step(self.params, self.opt_state, batch)
+            # The device works while the next batch is made; reading the loss waits for it.
+            batch = self._batch(step + 1)
+            loss, grad_norm = float(metrics["loss"]), float(metrics["grad_norm"])
+            self._log_step(step, loss, grad_norm, time.perf_counter() - start)
+            if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+                what = f"At step {step} the loss is {loss} and the gradient's norm {grad_norm}."
+                raise TrainingStopped(f"{what}\n{self._last_good()}\nA lower --lr may help.")
+            self.step = step
+            last = step == config.steps
+            if last or step % config.eval_every == 0:
+                self._validate()
+            if last or step % config.checkpoint_every == 0:
+                self.checkpoints.save(step, self._state(), {**self.meta, "step": step})
+
+    def _log_step(self, step: int, loss: float, grad_norm: float, seconds: float) -> None:
+        config = self.config
+        record = {
+            "step": step,
+            "loss": loss,
+            "bpb": bits_per_byte(loss),
+            "lr": float(self.rates[step - 1]),
+            "grad_norm": grad_norm,
+            "step_ms": 1000 * seconds,
+            "tokens_per_s": config.batch_size * config.seq_len / seconds,
+        }
+        self.metrics.write(record)
+        self.step_s = seconds if self.step_s == 0 else 0.9 * self.step_s + 0.1 * seconds
+        validations = math.ceil(config.steps / config.eval_every) - (step - 1) // config.eval_every
+        eta_s = (config.steps - step) * self.step_s + validations * self.validation_s
+        printed = step == 1 or step % config.log_every == 0 or step == config.steps
+        self.report.step(record, config.steps, eta_s, printed=printed)
+
+    def _validate(self) -> None:
+        start = time.perf_counter()
+        losses = [float(self.eval_step(self.params, batch)) for batch in self._validation_batches()]
+        record = {"step": self.step, "val_bpb": bits_per_byte(float(np.mean(losses))), "bigram_bpb": self.bigram_bpb}
+        self.metrics.write(record)
+        self.last_validation = record
+        self.validation_s = time.perf_counter() - start
+        self.report.validation(record, self.validation_s)
+
+    def _show_sample(self) -> None:
+        config = self.config
+        if config.sample_tokens == 0:
+            return
+        prompt = config.sample_prompt.encode()
+        with self.report.wait(
+            f"writing a sample of {config.sample_tokens} bytes, at temperature {config.temperature:g}"
+        ):
+            key = jax.random.fold_in(jax.random.wrap_key_data(self.key), self.step)
+            text = sample_bytes(
+                self.graphdef, self.params, prompt, config.sample_tokens, temperature=config.temperature, key=key
+            )
+        (self.run_dir / "sample.txt").write_bytes(prompt + text)
+        self.report.sample(config.sample_prompt, text)
+
+    def _summarise(self, n_steps: int, seconds: float) -> None:
+        tokens = n_steps * self.config.batch_size * self.config.seq_len
+        val_bpb, bigram_bpb = self.last_validation["val_bpb"], self.last_validation["bigram_bpb"]
+        self.report.table(
+            {
+                "trained": f"{n_steps:,} steps, {tokens:,} tokens; {duration(seconds)} with compiling and validation",
+                "score": f"{val_bpb:.3f} bits per byte on held-out text, {compared(val_bpb, bigram_bpb)}",
+                "files": f"{self.run_dir}: metrics.jsonl, loss.png, config.toml, sample.txt, checkpoints",
+                "go on": f"{PROGRAM} --resume --run-dir {self.run_dir} --steps {2 * self.step}",
+            }
+        )
+
+    def _last_good(self) -> str:
+        step = self.checkpoints.latest_step()
+        if step is None:
+            return "There is no checkpoint yet."
+        path = self.run_dir / "checkpoints" / str(step)
+        return (
+            f"The last good checkpoint is of step {step}: {path}\nTo go on from it: --resume --run-dir {self.run_dir}"
+        )
+
+    def _batch(self, step: int) -> Batch:
+        config = self.config
+        return training_batch(
+            self.corpus.train, seed=config.seed, step=step, batch_size=config.batch_size, seq_len=config.seq_len
+        )
+
+    def _validation_batches(self) -> list[Batch]:
+        config = self.config
+        return list(
+            validation_batches(
+                self.corpus.validation,
+                n_batches=config.eval_batches,
+                batch_size=config.batch_size,
+                seq_len=config.seq_len,
+            )
+        )
