@@ -30,7 +30,7 @@ def accept_triton_deprecation() -> None:
 
 def load(ref, valid: jax.Array | None = None) -> jax.Array:
     """What the reference holds; zeros, and nothing is read, if the scalar `valid` is False."""
-    return ref[...] if valid is None else triton.load(ref, mask=jnp.broadcast_to(valid, _shape(ref)), other=0)
+    return ref[...] if valid is None else triton.load(ref, mask=jnp.broadcast_to(valid, ref.shape), other=0)
 
 
 def store(ref, values: jax.Array, valid: jax.Array | None = None) -> None:
@@ -46,18 +46,24 @@ def fast_exp2(x: jax.Array) -> jax.Array:
 
     `jnp.exp2` costs three more there, to scale results that are too small to matter in a decay.
     """
-    (y,) = triton.elementwise_inline_asm(
-        "ex2.approx.ftz.f32 $0, $1;",
-        args=[x],
-        constraints="=f,f",
+    return _assembly("ex2.approx.ftz.f32 $0, $1;", x)
+
+
+def fused_multiply_add(x: jax.Array, y: jax.Array, z: jax.Array) -> jax.Array:
+    """x y + z in one instruction; XLA lets Triton contract nothing by itself. Triton only."""
+    return _assembly("fma.rn.f32 $0, $1, $2, $3;", x, y, z)
+
+
+def _assembly(instruction: str, *operands: jax.Array) -> jax.Array:
+    operands = jnp.broadcast_arrays(*operands)
+    (result,) = triton.elementwise_inline_asm(
+        instruction,
+        args=operands,
+        constraints=",".join(["=f"] + ["f"] * len(operands)),
         pack=1,
-        result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
+        result_shape_dtypes=[jax.ShapeDtypeStruct(operands[0].shape, operands[0].dtype)],
     )
-    return y
-
-
-def _shape(ref) -> tuple[int, ...]:
-    return ref.shape
+    return result
 
 
 _at_lowering_p = Primitive("at_lowering")

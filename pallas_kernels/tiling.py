@@ -36,6 +36,7 @@ class Tiling:
     states: int  # n, or the power of two above it, where the compiler asks for one
     chunk: int  # steps between kept states
     subtile: int  # steps whose states the backward pass holds in registers at once; divides chunk
+    unroll: int  # steps that the forward pass reads at once; divides chunk
     num_warps: int
     num_stages: int
     interpreted: bool
@@ -86,6 +87,7 @@ def interpreter_tiling(sizes: Sizes) -> Tiling:
         states=sizes.n,
         chunk=STEPS_BETWEEN_STATES,
         subtile=1,
+        unroll=1,
         num_warps=1,
         num_stages=1,
         interpreted=True,
@@ -94,12 +96,13 @@ def interpreter_tiling(sizes: Sizes) -> Tiling:
 
 def triton_tiling(sizes: Sizes) -> Tiling:
     """For Triton, whose blocks are powers of two."""
-    channels = min(_power_of_two(sizes.r), 128)
+    channels = min(_power_of_two(sizes.r), 32)
     return Tiling(
         channels=channels,
         states=_power_of_two(sizes.n),
         chunk=STEPS_BETWEEN_STATES,
-        subtile=4,
+        subtile=2,
+        unroll=4,
         num_warps=max(1, channels // 32),
         num_stages=1,
         interpreted=False,

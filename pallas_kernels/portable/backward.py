@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels import compat
 from pallas_kernels.portable import stages
-from pallas_kernels.portable.stages import Place, Plan, Values
+from pallas_kernels.portable.stages import Advanced, Parameters, Place, Plan, Row, Values
 from pallas_kernels.tiling import chunks
 
 
@@ -46,20 +46,6 @@ class Sums(NamedTuple):
     C: jax.Array | None  # (n, channels) if constant
     D: jax.Array  # (channels,)
     delta_bias: jax.Array  # (channels,)
-
-
-class Step(NamedTuple):
-    """One step as the forward recomputation leaves it for the way back."""
-
-    t: jax.Array
-    u: jax.Array  # (channels,)
-    raw: jax.Array  # (channels,): delta + delta_bias
-    Delta: jax.Array  # (channels,)
-    a: jax.Array  # (n, channels)
-    B: jax.Array  # (n, 1) or (n, channels)
-    before: jax.Array  # (n, channels): the state that the step started from, after a reset
-    h: jax.Array  # (n, channels): the state after the step
-    valid: jax.Array | None  # False past the end; None if no step can be
 
 
 def backward(values: Values, boundaries: jax.Array, dy: jax.Array, dlast: jax.Array, plan: Plan) -> Gradients:
@@ -101,11 +87,8 @@ def _kernel(refs: Values, boundaries_ref, dy_ref, dlast_ref, out: Gradients, *, 
     length, chunk, subtile = plan.sizes.l, plan.tiling.chunk, plan.tiling.subtile
     program = (0, 0, 0) if plan.tiling.interpreted else (here.b, here.g, here.block)
 
-    def replay(first, h):
-        return _replay(refs, fixed, here, plan, first, h)
-
-    def back(step, sums):
-        return _back(refs, dy_ref, out, fixed, here, plan, step, sums)
+    def read(c, j):
+        return stages.read(refs, dy_ref, fixed, here, c * chunk + j * subtile, subtile, plan)
 
     def one_chunk(k, sums):
         c = chunks(length) - 1 - k
@@ -113,15 +96,21 @@ def _kernel(refs: Values, boundaries_ref, dy_ref, dlast_ref, out: Gradients, *, 
 
         def note(j, h):
             out.scratch[(*program, j)] = h
-            return replay(c * chunk + j * subtile, h)[-1].h
+            for row in read(c, j):
+                h = stages.advance(row, h, fixed, plan).h
+            return h
 
         h = stages.for_steps(subtiles - 1, note, here.state(boundaries_ref, c)[...])
         out.scratch[(*program, subtiles - 1)] = h
 
         def one_subtile(i, sums):
             j = subtiles - 1 - i
-            for step in reversed(replay(c * chunk + j * subtile, out.scratch[(*program, j)])):
-                sums = back(step, sums)
+            rows, steps, h = read(c, j), [], out.scratch[(*program, j)]
+            for row in rows:
+                steps.append(stages.advance(row, h, fixed, plan))
+                h = steps[-1].h
+            for row, step in zip(reversed(rows), reversed(steps)):
+                sums = _back(out, fixed, here, plan, row, step, sums)
             return sums
 
         return stages.for_steps(subtiles, one_subtile, sums)
@@ -145,60 +134,41 @@ def _kernel(refs: Values, boundaries_ref, dy_ref, dlast_ref, out: Gradients, *, 
         (out.delta_bias, sums.delta_bias),
     ]:
         if total is not None:
-            compat.store(here.state(ref), total, None)
+            compat.store(here.state(ref), total)
 
 
-def _replay(refs: Values, fixed: stages.Parameters, here: Place, plan: Plan, first, h) -> list[Step]:
-    """The steps of one subtile, forward from the state before it."""
-    steps = []
-    for s in range(plan.tiling.subtile):
-        t, valid = first + s, None
-        if plan.sizes.l % plan.tiling.subtile:  # only then can a subtile reach past the end
-            valid = t < plan.sizes.l
-        u = stages.row(here.sequence(refs.u, t), valid, plan)
-        raw = stages.row(here.sequence(refs.delta, t), valid, plan) + fixed.delta_bias
-        Delta = stages.step_size(raw, valid, plan)
-        B = stages.projection(refs.B, fixed.B, here, t, valid, plan)
-        before = stages.resets(refs, here, t, valid, h)
-        a = stages.decay(Delta, fixed.A, plan)
-        h = a * before + B * (Delta * u)[None, :]
-        steps.append(Step(t, u, raw, Delta, a, B, before, h, valid))
-    return steps
-
-
-def _back(refs: Values, dy_ref, out: Gradients, fixed: stages.Parameters, here: Place, plan: Plan, step: Step, sums: Sums) -> Sums:
+def _back(out: Gradients, fixed: Parameters, here: Place, plan: Plan, row: Row, step: Advanced, sums: Sums) -> Sums:
     """One step back: writes the gradients of its row, returns the sums with its part added.
 
     With w = a g h_{t-1}: dA = sum Delta w, dDelta = sum_n A w + u sum_n g B, du = Delta sum_n g B + D dy.
     """
-    t, valid = step.t, step.valid
-    C = stages.projection(refs.C, fixed.C, here, t, valid, plan)
-    dy = stages.row(here.sequence(dy_ref, t), valid, plan)
-    if refs.z is not None:
-        z = stages.row(here.sequence(refs.z, t), valid, plan)
-        gate = jax.nn.sigmoid(z)
-        y = jnp.sum(C * step.h, axis=0) + fixed.D * step.u
-        compat.store(here.sequence(out.z, t), dy * y * gate * (1 + z * (1 - gate)), valid)
-        dy = dy * z * gate
-    g = sums.ag + C * dy[None, :]
-    ag = stages.resets(refs, here, t, valid, step.a * g)
+    t, valid, dy = row.t, row.valid, row.dy
+    if row.z is not None:
+        gate = jax.nn.sigmoid(row.z)
+        y = jnp.sum(row.C * step.h, axis=0) + fixed.D * row.u
+        compat.store(here.sequence(out.z, t), dy * y * gate * (1 + row.z * (1 - gate)), valid)
+        dy = dy * row.z * gate
+    g = stages.multiply_add(row.C, dy[None, :], sums.ag, plan)
+    ag = stages.restart(row, step.a * g)
     w = ag * step.before
-    gB = jnp.sum(g * step.B, axis=0)
-    dDelta = jnp.sum(w * fixed.A, axis=0) / stages.rate(plan) + step.u * gB
-    draw = dDelta * jax.nn.sigmoid(step.raw) if plan.softplus else dDelta
-    draw = draw if valid is None else jnp.where(valid, draw, 0)
+    gB = jnp.sum(g * row.B, axis=0)
+    draw = jnp.sum(w * fixed.A, axis=0) / stages.rate(plan) + row.u * gB
+    if plan.softplus:
+        draw *= jax.nn.sigmoid(row.raw)
+    if valid is not None:  # a step past the end has dy = 0, but a gradient of the last state passes through it
+        draw = jnp.where(valid, draw, 0)
     compat.store(here.sequence(out.u, t), step.Delta * gB + fixed.D * dy, valid)
     compat.store(here.sequence(out.delta, t), draw, valid)
-    dB, dC = g * (step.Delta * step.u)[None, :], step.h * dy[None, :]
+    dB, dC = g * (step.Delta * row.u)[None, :], step.h * dy[None, :]
     if not plan.constant_B:
         compat.store(here.partial(out.B, t), jnp.sum(dB, axis=1), valid)
     if not plan.constant_C:
         compat.store(here.partial(out.C, t), jnp.sum(dC, axis=1), valid)
     return Sums(
         ag=ag,
-        A=sums.A + step.Delta[None, :] * w,
+        A=stages.multiply_add(step.Delta[None, :], w, sums.A, plan),
         B=sums.B + dB if plan.constant_B else None,
         C=sums.C + dC if plan.constant_C else None,
-        D=sums.D + dy * step.u,
+        D=sums.D + dy * row.u,
         delta_bias=sums.delta_bias + draw,
     )

@@ -52,26 +52,23 @@ def forward(values: Values, plan: Plan, *, keep_states: bool) -> Results:
 def _kernel(refs: Values, out: Results, *, plan: Plan) -> None:
     here = stages.place(plan)
     fixed = stages.parameters(refs, here, plan)
-    chunk, length = plan.tiling.chunk, plan.sizes.l
+    chunk, unroll, length = plan.tiling.chunk, plan.tiling.unroll, plan.sizes.l
 
-    def step(t, h):
-        u = stages.row(here.sequence(refs.u, t), None, plan)
-        Delta = stages.step_size(stages.row(here.sequence(refs.delta, t), None, plan) + fixed.delta_bias, None, plan)
-        B = stages.projection(refs.B, fixed.B, here, t, None, plan)
-        C = stages.projection(refs.C, fixed.C, here, t, None, plan)
-        before = stages.resets(refs, here, t, None, h)
-        h = stages.decay(Delta, fixed.A, plan) * before + B * (Delta * u)[None, :]
-        y = jnp.sum(C * h, axis=0) + fixed.D * u
-        if refs.z is not None:
-            y *= jax.nn.silu(stages.row(here.sequence(refs.z, t), None, plan))
-        compat.store(here.sequence(out.y, t), y, None)
+    def steps(first, h):
+        for row in stages.read(refs, None, fixed, here, first, unroll, plan):
+            h = stages.advance(row, h, fixed, plan).h
+            y = jnp.sum(row.C * h, axis=0) + fixed.D * row.u
+            if row.z is not None:
+                y *= jax.nn.silu(row.z)
+            compat.store(here.sequence(out.y, row.t), y, row.valid)
         return h
 
     def one_chunk(c, h):
         if out.boundaries is not None:
-            compat.store(here.state(out.boundaries, c), h, None)
+            compat.store(here.state(out.boundaries, c), h)
         first = c * chunk
-        return stages.for_steps(jnp.minimum(length - first, chunk), lambda i, h: step(first + i, h), h)
+        turns = pl.cdiv(jnp.minimum(length - first, chunk), unroll)
+        return stages.for_steps(turns, lambda i, h: steps(first + i * unroll, h), h)
 
     h = stages.for_steps(chunks(length), one_chunk, here.state(refs.initial_state)[...])
-    compat.store(here.state(out.last_state), h, None)
+    compat.store(here.state(out.last_state), h)

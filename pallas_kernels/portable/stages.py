@@ -117,6 +117,44 @@ def parameters(refs: Values, here: Place, plan: Plan) -> Parameters:
     )
 
 
+class Row(NamedTuple):
+    """One time step as a program reads it, widened. B and C are (n, 1), or (n, channels) if constant over time."""
+
+    t: jax.Array
+    valid: jax.Array | None  # False past the end of the length, where all else reads as zero; None if t cannot be there
+    u: jax.Array  # (channels,)
+    raw: jax.Array  # (channels,): delta + delta_bias
+    B: jax.Array
+    C: jax.Array
+    z: jax.Array | None  # (channels,)
+    reset: jax.Array | None  # scalar
+    dy: jax.Array | None  # (channels,)
+
+
+def read(refs: Values, dy_ref, fixed: Parameters, here: Place, first: jax.Array, count: int, plan: Plan) -> list[Row]:
+    """`count` steps from `first` on. Reading them all before anything is computed hides the memory's latency."""
+
+    def one(t: jax.Array) -> Row:
+        valid = t < plan.sizes.l if plan.sizes.l % count else None
+
+        def load(ref):
+            return compat.load(ref, valid).astype(plan.wide)
+
+        return Row(
+            t=t,
+            valid=valid,
+            u=load(here.sequence(refs.u, t)),
+            raw=load(here.sequence(refs.delta, t)) + fixed.delta_bias,
+            B=load(here.projection(refs.B, t))[:, None] if fixed.B is None else fixed.B,
+            C=load(here.projection(refs.C, t))[:, None] if fixed.C is None else fixed.C,
+            z=None if refs.z is None else load(here.sequence(refs.z, t)),
+            reset=None if refs.reset is None else compat.load(refs.reset.at[here.b, t], valid) != 0,
+            dy=None if dy_ref is None else load(here.sequence(dy_ref, t)),
+        )
+
+    return [one(first + i) for i in range(count)]
+
+
 def rate(plan: Plan) -> float:
     """Factor on A: a GPU has only a base-2 exponential, XLA on a CPU computes that from the natural one."""
     return 1.0 if plan.tiling.interpreted else LOG2_E
@@ -124,32 +162,42 @@ def rate(plan: Plan) -> float:
 
 def decay(Delta: jax.Array, A: jax.Array, plan: Plan) -> jax.Array:
     """exp(Delta A) of a step, (n, channels), from A scaled by `rate`."""
-    exponential = jnp.exp if plan.tiling.interpreted else jnp.exp2
-    return exponential(Delta[None, :] * A)
+    exponent = Delta[None, :] * A
+    return jnp.exp(exponent) if plan.tiling.interpreted else compat.fast_exp2(exponent)
 
 
-def row(ref, valid: jax.Array | None, plan: Plan) -> jax.Array:
-    """The values of one step, widened; zero if the step does not exist."""
-    return compat.load(ref, valid).astype(plan.wide)
+def multiply_add(x: jax.Array, y: jax.Array, z: jax.Array, plan: Plan) -> jax.Array:
+    """x y + z; XLA on a CPU fuses it by itself."""
+    return x * y + z if plan.tiling.interpreted else compat.fused_multiply_add(x, y, z)
 
 
-def step_size(raw: jax.Array, valid: jax.Array | None, plan: Plan) -> jax.Array:
+def step_size(row: Row, plan: Plan) -> jax.Array:
     """Delta from delta + delta_bias; exactly 0 on steps past the end, so that they leave the state alone."""
+    raw = row.raw
     # log1p, since Delta is often near 1e-3, where log(1 + x) has few right bits on a GPU
     Delta = jnp.maximum(raw, 0) + jnp.log1p(jnp.exp(-jnp.abs(raw))) if plan.softplus else raw
-    return Delta if valid is None else jnp.where(valid, Delta, 0)
+    return Delta if row.valid is None else jnp.where(row.valid, Delta, 0)
 
 
-def projection(ref, constant: jax.Array | None, here: Place, t: jax.Array, valid, plan: Plan) -> jax.Array:
-    """B or C of step t, to be multiplied with a tile: (n, 1), or the whole tile if it is constant over time."""
-    return row(here.projection(ref, t), valid, plan)[:, None] if constant is None else constant
+def restart(row: Row, state: jax.Array) -> jax.Array:
+    """The state as a step finds it, or the gradient it sends back: zero where a document begins."""
+    return state if row.reset is None else jnp.where(row.reset, 0, state)
 
 
-def resets(refs: Values, here: Place, t: jax.Array, valid: jax.Array | None, state: jax.Array) -> jax.Array:
-    """The state as step t finds it, or the gradient it sends back: zero where a document begins."""
-    if refs.reset is None:
-        return state
-    return jnp.where(compat.load(refs.reset.at[here.b, t], valid) != 0, 0, state)
+class Advanced(NamedTuple):
+    """A step done."""
+
+    Delta: jax.Array  # (channels,)
+    a: jax.Array  # (n, channels)
+    before: jax.Array  # (n, channels): the state that the step started from, after a reset
+    h: jax.Array  # (n, channels): the state after the step
+
+
+def advance(row: Row, h: jax.Array, fixed: Parameters, plan: Plan) -> Advanced:
+    """h_t = exp(Delta_t A) h_{t-1} + B_t Delta_t u_t"""
+    Delta = step_size(row, plan)
+    a, before = decay(Delta, fixed.A, plan), restart(row, h)
+    return Advanced(Delta, a, before, multiply_add(a, before, row.B * (Delta * row.u)[None, :], plan))
 
 
 def for_steps(count, body: Callable, carry):
