@@ -37,6 +37,7 @@ class Tiling:
     chunk: int  # steps between kept states
     subtile: int  # steps whose states the backward pass holds in registers at once; divides chunk
     unroll: int  # steps that the forward pass reads at once; divides chunk
+    states_last: bool  # a tile is (channels, n) in place of (n, channels)
     num_warps: int
     num_stages: int
     interpreted: bool
@@ -88,6 +89,7 @@ def interpreter_tiling(sizes: Sizes) -> Tiling:
         chunk=STEPS_BETWEEN_STATES,
         subtile=1,
         unroll=1,
+        states_last=False,
         num_warps=1,
         num_stages=1,
         interpreted=True,
@@ -103,6 +105,7 @@ def triton_tiling(sizes: Sizes) -> Tiling:
         chunk=STEPS_BETWEEN_STATES,
         subtile=2,
         unroll=4,
+        states_last=True,
         num_warps=max(1, channels // 32),
         num_stages=1,
         interpreted=False,

@@ -27,13 +27,13 @@ class Gradients(NamedTuple):
 
     u: Any  # (b, l, g, r), u's dtype
     delta: Any  # (b, l, g, r), delta's dtype
-    A: Any  # (b, n, g, r)
-    B: Any  # (b, g, blocks, l, n), or (b, n, g, r) if constant
+    A: Any  # like initial_state
+    B: Any  # (b, g, blocks, l, n), or like A if constant
     C: Any  # like B
     D: Any  # (b, g, r)
     z: Any  # (b, l, g, r), z's dtype, or None
     delta_bias: Any  # (b, g, r)
-    initial_state: Any  # (b, n, g, r)
+    initial_state: Any  # (b, n, g, r), or (b, g, r, n) with `states_last`
     scratch: Any  # (programs or 1, chunk / subtile, n, channels): the states before each subtile of the chunk at work
 
 
@@ -63,10 +63,11 @@ def backward(values: Values, boundaries: jax.Array, dy: jax.Array, dlast: jax.Ar
 
 def _results(values: Values, plan: Plan) -> Gradients:
     s, tiling, shape = plan.sizes, plan.tiling, jax.ShapeDtypeStruct
-    state, per_channel = shape((s.b, s.n, s.g, s.r), plan.wide), shape((s.b, s.g, s.r), plan.wide)
+    state, per_channel = shape(values.initial_state.shape, plan.wide), shape((s.b, s.g, s.r), plan.wide)
     partial = shape((s.b, s.g, s.r // tiling.channels, s.l, s.n), plan.wide)
     # The interpreter runs one program after another: they share one block.
     programs = (1, 1, 1) if tiling.interpreted else plan.grid
+    tile = (tiling.channels, s.n) if tiling.states_last else (s.n, tiling.channels)
     return Gradients(
         u=shape(values.u.shape, values.u.dtype),
         delta=shape(values.delta.shape, values.delta.dtype),
@@ -77,7 +78,7 @@ def _results(values: Values, plan: Plan) -> Gradients:
         z=None if values.z is None else shape(values.z.shape, values.z.dtype),
         delta_bias=per_channel,
         initial_state=state,
-        scratch=shape((*programs, tiling.chunk // tiling.subtile, s.n, tiling.channels), plan.wide),
+        scratch=shape((*programs, tiling.chunk // tiling.subtile, *tile), plan.wide),
     )
 
 
@@ -100,7 +101,8 @@ def _kernel(refs: Values, boundaries_ref, dy_ref, dlast_ref, out: Gradients, *, 
                 h = stages.advance(row, h, fixed, plan).h
             return h
 
-        h = stages.for_steps(subtiles - 1, note, here.state(boundaries_ref, c)[...])
+        h = _start(out.scratch.at[(*program, 0)], here.boundary(boundaries_ref, c), plan)
+        h = stages.for_steps(subtiles - 1, note, h)
         out.scratch[(*program, subtiles - 1)] = h
 
         def one_subtile(i, sums):
@@ -115,7 +117,7 @@ def _kernel(refs: Values, boundaries_ref, dy_ref, dlast_ref, out: Gradients, *, 
 
         return stages.for_steps(subtiles, one_subtile, sums)
 
-    zeros = jnp.zeros((plan.sizes.n, plan.tiling.channels), plan.wide)
+    zeros = jnp.zeros_like(fixed.A)
     sums = Sums(
         ag=here.state(dlast_ref)[...],
         A=zeros,
@@ -137,6 +139,16 @@ def _kernel(refs: Values, boundaries_ref, dy_ref, dlast_ref, out: Gradients, *, 
             compat.store(here.state(ref), total)
 
 
+def _start(scratch_ref, boundary_ref, plan: Plan) -> jax.Array:
+    """The state before a chunk."""
+    if not plan.tiling.states_last:
+        return boundary_ref[...]
+    # Turned by way of memory, it comes back in the layout of registers that A is in; else Triton turns it at every step.
+    scratch_ref[...] = stages.turned(boundary_ref[...], plan)
+    compat.barrier()
+    return scratch_ref[...]
+
+
 def _back(out: Gradients, fixed: Parameters, here: Place, plan: Plan, row: Row, step: Advanced, sums: Sums) -> Sums:
     """One step back: writes the gradients of its row, returns the sums with its part added.
 
@@ -144,29 +156,29 @@ def _back(out: Gradients, fixed: Parameters, here: Place, plan: Plan, row: Row, 
     """
     t, valid, dy = row.t, row.valid, row.dy
     if row.z is not None:
-        gate = jax.nn.sigmoid(row.z)
-        y = jnp.sum(row.C * step.h, axis=0) + fixed.D * row.u
+        gate = stages.sigmoid(row.z, plan)
+        y = stages.sum_states(row.C * step.h, plan) + fixed.D * row.u
         compat.store(here.sequence(out.z, t), dy * y * gate * (1 + row.z * (1 - gate)), valid)
         dy = dy * row.z * gate
-    g = stages.multiply_add(row.C, dy[None, :], sums.ag, plan)
+    g = stages.multiply_add(row.C, stages.by_channel(dy, plan), sums.ag, plan)
     ag = stages.restart(row, step.a * g)
     w = ag * step.before
-    gB = jnp.sum(g * row.B, axis=0)
-    draw = jnp.sum(w * fixed.A, axis=0) / stages.rate(plan) + row.u * gB
+    gB = stages.sum_states(g * row.B, plan)
+    draw = stages.sum_states(w * fixed.A, plan) / stages.rate(plan) + row.u * gB
     if plan.softplus:
-        draw *= jax.nn.sigmoid(row.raw)
+        draw *= stages.sigmoid(row.raw, plan)
     if valid is not None:  # a step past the end has dy = 0, but a gradient of the last state passes through it
         draw = jnp.where(valid, draw, 0)
     compat.store(here.sequence(out.u, t), step.Delta * gB + fixed.D * dy, valid)
     compat.store(here.sequence(out.delta, t), draw, valid)
-    dB, dC = g * (step.Delta * row.u)[None, :], step.h * dy[None, :]
+    dB, dC = g * stages.by_channel(step.Delta * row.u, plan), step.h * stages.by_channel(dy, plan)
     if not plan.constant_B:
-        compat.store(here.partial(out.B, t), jnp.sum(dB, axis=1), valid)
+        compat.store(here.partial(out.B, t), stages.sum_channels(dB, plan), valid)
     if not plan.constant_C:
-        compat.store(here.partial(out.C, t), jnp.sum(dC, axis=1), valid)
+        compat.store(here.partial(out.C, t), stages.sum_channels(dC, plan), valid)
     return Sums(
         ag=ag,
-        A=stages.multiply_add(step.Delta[None, :], w, sums.A, plan),
+        A=stages.multiply_add(stages.by_channel(step.Delta, plan), w, sums.A, plan),
         B=sums.B + dB if plan.constant_B else None,
         C=sums.C + dC if plan.constant_C else None,
         D=sums.D + dy * row.u,

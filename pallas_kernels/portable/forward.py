@@ -24,7 +24,7 @@ class Results(NamedTuple):
     """What the forward kernel returns, or references to it."""
 
     y: Any  # (b, l, g, r), u's dtype
-    last_state: Any  # (b, n, g, r)
+    last_state: Any  # like initial_state
     boundaries: (
         jax.Array | None
     )  # (b, chunks, n, g, r): the state before each chunk; None if no gradient will be asked for
@@ -57,15 +57,15 @@ def _kernel(refs: Values, out: Results, *, plan: Plan) -> None:
     def steps(first, h):
         for row in stages.read(refs, None, fixed, here, first, unroll, plan):
             h = stages.advance(row, h, fixed, plan).h
-            y = jnp.sum(row.C * h, axis=0) + fixed.D * row.u
+            y = stages.sum_states(row.C * h, plan) + fixed.D * row.u
             if row.z is not None:
-                y *= jax.nn.silu(row.z)
+                y *= row.z * stages.sigmoid(row.z, plan)
             compat.store(here.sequence(out.y, row.t), y, row.valid)
         return h
 
     def one_chunk(c, h):
         if out.boundaries is not None:
-            compat.store(here.state(out.boundaries, c), h)
+            compat.store(here.boundary(out.boundaries, c), stages.turned(h, plan))
         first = c * chunk
         turns = pl.cdiv(jnp.minimum(length - first, chunk), unroll)
         return stages.for_steps(turns, lambda i, h: steps(first + i * unroll, h), h)

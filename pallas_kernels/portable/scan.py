@@ -25,8 +25,8 @@ def forward(
     layout = _Layout(arguments.sizes, tiling)
     plan = _plan(arguments, layout, delta_softplus)
     results = run_forward(layout.values(arguments), plan, keep_states=keep_states)
-    boundaries = None if results.boundaries is None else layout.from_state(results.boundaries)
-    return layout.from_sequence(results.y), jnp.swapaxes(layout.from_state(results.last_state), 1, 2), boundaries
+    boundaries = None if results.boundaries is None else layout.from_boundaries(results.boundaries)
+    return layout.from_sequence(results.y), layout.from_state(results.last_state), boundaries
 
 
 def backward(
@@ -37,15 +37,15 @@ def backward(
     plan = _plan(arguments, layout, delta_softplus)
     gradients = run_backward(
         layout.values(arguments),
-        layout.state(boundaries),
+        layout.boundaries(boundaries),
         layout.sequence(dy),
-        layout.state(jnp.swapaxes(dlast, 1, 2)),
+        layout.state(dlast),
         plan,
     )
 
     def projection(partial: jax.Array, argument: jax.Array, constant: bool) -> jax.Array:
         if constant:
-            total = layout.from_state(partial.sum(0)).T
+            total = layout.from_state(partial.sum(0))
         else:
             total = jnp.swapaxes(partial[..., : arguments.sizes.n].sum(2), 1, 2)
         return total.reshape(argument.shape).astype(argument.dtype)
@@ -53,13 +53,13 @@ def backward(
     return Arguments(
         u=layout.from_sequence(gradients.u),
         delta=layout.from_sequence(gradients.delta),
-        A=layout.from_state(gradients.A.sum(0)).T,
+        A=layout.from_state(gradients.A.sum(0)),
         B=projection(gradients.B, arguments.B, plan.constant_B),
         C=projection(gradients.C, arguments.C, plan.constant_C),
         D=layout.from_sequence(gradients.D.sum(0)),
         z=None if gradients.z is None else layout.from_sequence(gradients.z),
         delta_bias=layout.from_sequence(gradients.delta_bias.sum(0)),
-        initial_state=jnp.swapaxes(layout.from_state(gradients.initial_state), 1, 2),
+        initial_state=layout.from_state(gradients.initial_state),
         reset=None,
     )
 
@@ -92,7 +92,7 @@ class _Layout:
         """The kernels' inputs."""
 
         def constant(matrix: jax.Array) -> jax.Array:
-            return self.state(matrix.reshape(self.sizes.d, self.sizes.n).T)
+            return self.state(matrix.reshape(self.sizes.d, self.sizes.n))
 
         def varying(projection: jax.Array) -> jax.Array:
             return _padded(projection, -1, self.padded.n)
@@ -106,7 +106,7 @@ class _Layout:
             D=self.sequence(arguments.D),
             z=None if arguments.z is None else self.sequence(arguments.z),
             delta_bias=self.sequence(arguments.delta_bias),
-            initial_state=self.state(jnp.swapaxes(arguments.initial_state, 1, 2)),
+            initial_state=self.state(arguments.initial_state),
             reset=None if arguments.reset is None else arguments.reset.astype(jnp.int32),
         )
 
@@ -120,10 +120,23 @@ class _Layout:
         return array[..., : self.sizes.r].reshape(*array.shape[:-2], self.sizes.d)
 
     def state(self, array: jax.Array) -> jax.Array:
+        """(..., d, n) -> (..., n, g, r), or (..., g, r, n) with `states_last`"""
+        if not self.tiling.states_last:
+            return self.boundaries(jnp.swapaxes(array, -1, -2))
+        grouped = array.reshape(*array.shape[:-2], self.sizes.g, self.sizes.r, self.sizes.n)
+        return _padded(_padded(grouped, -1, self.padded.n), -2, self.padded.r)
+
+    def from_state(self, array: jax.Array) -> jax.Array:
+        """The way back from `state`."""
+        if not self.tiling.states_last:
+            return jnp.swapaxes(self.from_boundaries(array), -1, -2)
+        return array[..., : self.sizes.r, : self.sizes.n].reshape(*array.shape[:-3], self.sizes.d, self.sizes.n)
+
+    def boundaries(self, array: jax.Array) -> jax.Array:
         """(..., n, d) -> (..., n, g, r)"""
         return _padded(self.sequence(array), -3, self.padded.n)
 
-    def from_state(self, array: jax.Array) -> jax.Array:
+    def from_boundaries(self, array: jax.Array) -> jax.Array:
         """(..., n, g, r) -> (..., n, d)"""
         return self.from_sequence(array[..., : self.sizes.n, :, :])
 
