@@ -200,6 +200,13 @@ class MambaLM(nnx.Module):
         hidden, state = self._hidden(tokens, attention_mask, segment_ids, state, return_state)
         return (hidden, state) if return_state else hidden
 
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """(...) int -> (..., d_model), what the first layer adds to."""
+        dtype = jnp.dtype(self.config.dtype)
+        residual_dtype = jnp.promote_types(dtype, jnp.float32) if self.config.residual_in_fp32 else dtype
+        # An id outside the vocabulary gives NaN, which is seen, rather than some other token's embedding.
+        return jnp.take(self.embedding[...], tokens, axis=0, mode="fill").astype(residual_dtype)
+
     def head(self, hidden: jax.Array) -> jax.Array:
         """(..., d_model) -> (..., vocab_size) logits, float32 at least."""
         dtype = jnp.dtype(self.config.dtype)
@@ -241,11 +248,7 @@ class MambaLM(nnx.Module):
         # All layers have seen the same documents: the first one's state speaks for them.
         first = None if state is None else jax.tree.map(lambda leaf: leaf[0], state)
         rows = arrange(tokens.shape, attention_mask, segment_ids, first)
-        dtype = jnp.dtype(config.dtype)
-        residual_dtype = jnp.promote_types(dtype, jnp.float32) if config.residual_in_fp32 else dtype
-        # An id outside the vocabulary gives NaN, which is seen, rather than some other token's embedding.
-        residual = jnp.take(self.embedding[...], rows.pack(tokens), axis=0, mode="fill").astype(residual_dtype)
-        residual, state = self._run_layers(residual, rows, state, return_state)
+        residual, state = self._run_layers(self.embed(rows.pack(tokens)), rows, state, return_state)
         return rows.unpack(self.norm_f(residual)), state
 
     def _run_layers(
@@ -277,4 +280,6 @@ def _stacked_layers(config: MambaConfig, key: jax.Array) -> Layer:
         return nnx.state(Layer(config, rngs=nnx.Rngs(params=key)))
 
     graphdef = nnx.graphdef(nnx.eval_shape(lambda: Layer(config, rngs=nnx.Rngs(0))))
-    return nnx.merge(graphdef, jax.vmap(parameters)(jax.random.split(key, config.n_layer)))
+    # One compiled program: run one by one, these small operations take seconds to compile.
+    stacked = jax.jit(jax.vmap(parameters))(jax.random.split(key, config.n_layer))
+    return nnx.merge(graphdef, stacked)
