@@ -90,7 +90,7 @@ def test_long_sequence(scan):
     cases.assert_close("y", y, want[0][0], cases.TOLERANCES["float32"])
     cases.assert_close("last_state", last_state, want[0][1], cases.TOLERANCES["float32"])
     for name in ("u", "delta", "B", "C", "z", "initial_state"):
-        cases.assert_close(name, gradients[name], want[1][name], cases.gradient_tolerance(name, "float32"))
+        cases.assert_close(name, gradients[name], want[1][name], cases.gradient_tolerance(name, problem))
     for name in ("A", "delta_bias"):  # sums of 70,001 terms
         np.testing.assert_allclose(gradients[name], want[1][name], rtol=1e-3, atol=1e-2)
 

@@ -195,14 +195,14 @@ def test_empty_constant_matrices(scan, empty):
 @every_form
 @pytest.mark.parametrize("varying", [True, False])
 def test_narrow_gradients_are_rounded_once(scan, varying):
-    """Sums over channels, chunks and rows are taken in float32: bfloat16 keeps 8 bits, so half a unit is 2^-9."""
+    """Sums over channels, chunks and rows are taken in float32: half a unit of bfloat16 is 2^-8."""
     problem = cases.make_problem(cases.Case(length=150, dim=390, state=3, varying_B=varying, varying_C=varying))
     problem = cases.cast(problem, dict.fromkeys(problem.arguments, "bfloat16"))
     (y, _), gradients = cases.run(problem, scan)
     (y_want, _), gradients_want = cases.oracle_of(problem)
     for name, want in ({"y": y_want} | gradients_want).items():
         scale = float(np.sqrt(np.mean(want**2)))
-        cases.assert_close(name, ({"y": y} | gradients)[name], want, (2**-8.5, 1e-4 * scale))
+        cases.assert_close(name, ({"y": y} | gradients)[name], want, (1.02 * 2**-8, 1e-4 * scale))
 
 
 @every_form
