@@ -30,11 +30,6 @@ def softplus(v: jax.Array, dtype: jnp.dtype) -> jax.Array:
     return polynomial * e + jnp.maximum(v, 0.0)
 
 
-def sigmoid(v: jax.Array) -> jax.Array:
-    """1 / (1 + exp(-v)); 0 and 1 at the ends, without overflow."""
-    return 1.0 / (1.0 + jnp.exp2(v * -LOG2_E))
-
-
 def silu(v: jax.Array) -> jax.Array:
     """v / (1 + exp(-v))."""
     return v / (1.0 + jnp.exp2(v * -LOG2_E))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import jax
@@ -15,8 +14,6 @@ from pallas_kernels.mosaic.launch import Refs, launch, place, programs
 from pallas_kernels.mosaic.operands import Operands
 from pallas_kernels.mosaic.stream import Stream, ring_scratch
 from pallas_kernels.tiling import CHANNELS, MosaicTiling
-
-_UNROLL = 4  # steps in a turn of the loop: its counter and branch cost 7 instructions a turn
 
 
 class Results(NamedTuple):
@@ -123,14 +120,7 @@ def _tile(
         m.y_s[out, t, :] = y.astype(m.y_s.dtype)
         return state
 
-    unroll = math.gcd(x.sizes.l, _UNROLL)  # divides the steps of every tile
-
-    def turn(j, state):
-        for r in range(unroll):
-            state = step(j * unroll + r, state)
-        return state
-
     steps = stream.tile
     if x.sizes.l % stream.tile:
         steps = jnp.minimum(stream.at.steps - k * stream.tile, stream.tile)
-    return lax.fori_loop(0, steps // unroll, turn, state)
+    return stages.for_steps(steps, stages.unroll(x.sizes.l), step, state)

@@ -126,7 +126,8 @@ def _body(m: Refs, x: Operands, tiling: MosaicTiling, pieces: Pieces, sequences,
             if backwards:
                 dy = stages.row(m.dy_s.at[slot], t)
                 if m.z is not None:
-                    dy = dy * arithmetic.silu(stages.row(m.z_s.at[slot], t))
+                    z = stages.row(m.z_s.at[slot], t)
+                    dy = dy * (z * arithmetic.sigmoid_by_log(z))
                 C = stages.projection(fixed.C, m.C_s, slot, t, n)
                 state = tuple(jnp.exp2(Delta * fixed.A[k]) * (h + C[k] * dy) for k, h in enumerate(state))
                 return stages.entered(m, slot, t, state), total + Delta
@@ -135,7 +136,7 @@ def _body(m: Refs, x: Operands, tiling: MosaicTiling, pieces: Pieces, sequences,
             state = stages.advanced(stages.entered(m, slot, t, state), Delta, Delta_u, fixed.A, B)
             return state, total + Delta
 
-        carry = lax.fori_loop(0, steps, step, carry)
+        carry = stages.for_steps(steps, stages.unroll(x.sizes.l), step, carry)
         plgpu.commit_smem()  # everybody is done with the slot
         return carry
 

@@ -4,6 +4,7 @@ rows.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -79,6 +80,25 @@ def entered(m: Refs, slot: jax.Array, t: jax.Array, state: State) -> State:
 def advanced(state: State, Delta: jax.Array, Delta_u: jax.Array, A: State, B) -> State:
     """h_t = exp(Delta A) h_{t-1} + B Delta u."""
     return tuple(jnp.exp2(Delta * A[k]) * h + B[k] * Delta_u for k, h in enumerate(state))
+
+
+def unroll(l: int) -> int:
+    """Steps in a turn of a loop over the steps of a tile: a divisor of every tile's, at most 4.
+
+    A turn costs 7 instructions; 4 steps at once also hide each other's latencies.
+    """
+    return math.gcd(l, 4)
+
+
+def for_steps(count, unroll: int, step, carry):
+    """`lax.fori_loop` over `count` steps, `unroll` of them a turn, which must divide count."""
+
+    def turn(j, carry):
+        for r in range(unroll):
+            carry = step(j * unroll + r, carry)
+        return carry
+
+    return lax.fori_loop(0, count // unroll, turn, carry)
 
 
 class Dot:
