@@ -68,7 +68,7 @@ def test_a_terminal_sees_a_bar_and_keeps_the_lines():
 
 def test_a_sample_cannot_move_the_cursor():
     report, file = plain()
-    report.sample("\n", b"def f():\n\treturn \x1b[2J\xff[red]")
+    report.sample(b"\ndef f():\n\treturn \x1b[2J\xff[red]")
     assert "def f():\n    return \N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}[red]\n" in file.getvalue()
 
 

@@ -69,7 +69,7 @@ class TrainConfig:
     scan: Literal["auto", "sequential", "associative", "pallas"] = "auto"
     """Which form of the selective scan runs; auto chooses by platform."""
 
-    steps: int = 300
+    steps: int = 240
     """Training steps."""
     batch_size: int = 4
     """Sequences a step."""
@@ -81,7 +81,7 @@ class TrainConfig:
     """Learning rate at the end of the cosine."""
     warmup_steps: int = 20
     """Steps of linear warm-up."""
-    decay_steps: int = 300
+    decay_steps: int = 240
     """Steps from the first to the end of the cosine; a longer run stretches it, a shorter one is its beginning."""
     weight_decay: float = 0.1
     """AdamW's decay; A_log, D, biases and norms have none."""
@@ -94,11 +94,11 @@ class TrainConfig:
 
     log_every: int = 10
     """Steps between two printed lines; metrics.jsonl holds every step."""
-    eval_every: int = 100
+    eval_every: int = 60
     """Steps between two validations; the last step is always validated."""
     eval_batches: int = 16
     """Batches a validation, spread evenly over the held-out text."""
-    checkpoint_every: int = 100
+    checkpoint_every: int = 120
     """Steps between two checkpoints; the last step is always saved."""
     keep_checkpoints: int = 2
     """How many checkpoints stay on disk."""

@@ -11,8 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from mamba_jax import MambaConfig
+from mamba_jax.generation import generate
 from train.banner import banner
 from train.checkpoint import Checkpoints, check_same_model
 from train.config import PROGRAM, TrainConfig, write_toml
@@ -23,7 +25,6 @@ from train.loss import bigram_bits_per_byte, bits_per_byte
 from train.metrics import Metrics, draw_loss, read_metrics
 from train.optim import learning_rate, make_optimizer
 from train.report import Report, compared, duration
-from train.sample import sample_bytes
 from train.step import build_model, count_parameters, make_eval_step, make_train_step, model_config
 
 # How a model is computed may change when a run is resumed; what it is may not.
@@ -97,7 +98,8 @@ class _Run:
             self.metrics.close()
         self._show_sample()
         with self.report.wait("drawing loss.png"):
-            draw_loss(read_metrics(self.run_dir / "metrics.jsonl"), self.run_dir / "loss.png", self.corpus.name)
+            title = f"{self.corpus.name}, {count_parameters(self.params):,} parameters"
+            draw_loss(read_metrics(self.run_dir / "metrics.jsonl"), self.run_dir / "loss.png", title)
         with self.report.wait("finishing the last checkpoint"):
             self.checkpoints.latest_step()
         self._summarise(self.step - first, time.perf_counter() - start)
@@ -182,16 +184,17 @@ class _Run:
         config = self.config
         if config.sample_tokens == 0:
             return
-        prompt = config.sample_prompt.encode()
+        # An empty prompt has nothing to go on from; a line's end is the most neutral beginning.
+        prompt = np.frombuffer(config.sample_prompt.encode() or b"\n", np.uint8)
         with self.report.wait(
             f"writing a sample of {config.sample_tokens} bytes, at temperature {config.temperature:g}"
         ):
             key = jax.random.fold_in(jax.random.wrap_key_data(self.key), self.step)
-            text = sample_bytes(
-                self.graphdef, self.params, prompt, config.sample_tokens, temperature=config.temperature, key=key
-            )
-        (self.run_dir / "sample.txt").write_bytes(prompt + text)
-        self.report.sample(config.sample_prompt, text)
+            model = nnx.merge(self.graphdef, self.params)
+            tokens = generate(model, prompt[None], config.sample_tokens, temperature=config.temperature, key=key)
+        text = np.asarray(tokens[0]).astype(np.uint8).tobytes()
+        (self.run_dir / "sample.txt").write_bytes(text)
+        self.report.sample(text)
 
     def _summarise(self, n_steps: int, seconds: float) -> None:
         tokens = n_steps * self.config.batch_size * self.config.seq_len

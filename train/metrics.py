@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 # Share of the run over which the smoothed training curve averages.
-_SMOOTHING = 0.03
+_SMOOTHING = 0.02
 
 
 class Metrics:

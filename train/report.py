@@ -93,9 +93,9 @@ class Report:
             style="bold green" if val_bpb < bigram_bpb else "bold yellow",
         )
 
-    def sample(self, prompt: str, text: bytes) -> None:
+    def sample(self, text: bytes) -> None:
         """A sample, in which bytes that are no UTF-8 or would move the cursor show as a mark."""
-        shown = prompt + text.decode("utf-8", "replace").expandtabs(4)
+        shown = text.decode("utf-8", "replace").expandtabs(4)
         shown = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in shown)
         self._console.rule("sample", style="cyan", align="left")
         self._console.print(Text(shown.strip("\n")), soft_wrap=True)

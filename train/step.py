@@ -36,12 +36,13 @@ def model_config(config: TrainConfig) -> MambaConfig:
 def build_model(config: MambaConfig, seed: int) -> tuple[nnx.GraphDef, Params]:
     """A new model, split into what is static and its parameters as plain nested dicts."""
 
-    def make() -> MambaLM:
-        return MambaLM(config, rngs=nnx.Rngs(seed))
+    def make(key: jax.Array) -> MambaLM:
+        return MambaLM(config, rngs=nnx.Rngs(key))
 
     # Compiled as one program: run one by one, the initialisers' operations take seconds to compile.
-    params = jax.jit(lambda: nnx.to_pure_dict(nnx.state(make())))()
-    return nnx.graphdef(nnx.eval_shape(make)), params
+    key = jax.random.key(seed)
+    params = jax.jit(lambda key: nnx.to_pure_dict(nnx.state(make(key))))(key)
+    return nnx.graphdef(nnx.eval_shape(make, key)), params
 
 
 def make_loss(graphdef: nnx.GraphDef) -> Callable[[Params, Batch], jax.Array]:
