@@ -116,7 +116,8 @@ def _config_with(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any
     model, _ = read_config(config, [])
     if read_config(config | extra, problems)[0] != model:
         problems.append("it says that the model is another one than it is")
-    _raise_if(problems, "`extra_config` cannot stand in config.json")
+    if problems:
+        raise ValueError(f"`extra_config` cannot stand in config.json: {'; '.join(problems)}")
     return config | extra
 
 
@@ -128,11 +129,11 @@ def _load_checkpoint(
     tensors = rename_embedding(files.read_weights(folder, problems), format)
     # Where a file could not be read, a list of its tensors as missing would say the same again.
     if config is None or not tensors:
-        _raise_if(problems, f"{folder} is no checkpoint that can be loaded")
-        raise ValueError(f"{folder} is no checkpoint that can be loaded: it holds no tensors")
+        raise _unusable(folder, problems or ["it holds no tensors"])
     wanted = parameters(config, format)
     check_tensors(wanted, tensors, config, problems)
-    _raise_if(problems, f"{folder} is no checkpoint that can be loaded")
+    if problems:
+        raise _unusable(folder, problems)
     with reading(tensors, folder, progress) as on_read:
         values = {parameter.path: _place(parameter, tensors, place, on_read) for parameter in wanted}
     return _assemble(cls, config.replace(**compute), values)
@@ -143,13 +144,16 @@ def _load_run(cls: type[MambaLM], folder: Path, compute: dict[str, Any], place: 
     if step is None:
         raise ValueError(f"the run in {folder} has no checkpoint yet")
     problems: list[str] = []
-    config = run_folder.read_run_config(step, problems)
-    if config is None:
-        _raise_if(problems, f"{step} cannot be loaded")
-        raise ValueError(f"{step} cannot be loaded")
-    shapes = {parameter.path: our_shape(parameter) for parameter in parameters(config, "hf")}
-    values = run_folder.read_run_parameters(step, shapes, place, problems)
-    _raise_if(problems, f"{step} cannot be loaded")
+    config, values = None, {}
+    try:
+        config = run_folder.read_run_config(step, problems)
+        if config is not None:
+            shapes = {parameter.path: our_shape(parameter) for parameter in parameters(config, "hf")}
+            values = run_folder.read_run_parameters(step, shapes, place, problems)
+    except (OSError, ValueError, KeyError) as error:  # orbax's, for files that are missing or damaged
+        problems.append(f"{type(error).__name__}: {error}")
+    if config is None or problems:
+        raise _unusable(step, problems)
     return _assemble(cls, config.replace(**compute), values)
 
 
@@ -239,6 +243,6 @@ def _tensors_of(
         yield from take_apart(parameter, np.asarray(values[parameter.path]), dtype)
 
 
-def _raise_if(problems: Sequence[str], what: str) -> None:
-    if problems:
-        raise ValueError("\n".join([f"{what}:", *(f"  {problem}" for problem in problems)]))
+def _unusable(folder: Path, problems: Sequence[str]) -> ValueError:
+    """The one error that lists everything that is wrong with a checkpoint."""
+    return ValueError("\n".join([f"{folder} cannot be loaded:", *(f"  {problem}" for problem in problems)]))

@@ -216,6 +216,8 @@ def _write_hf(config: MambaConfig, dtype: str) -> dict[str, Any]:
     data["vocab_size"] = config.padded_vocab_size
     # `transformers` allows whole numbers alone here, and goes by `intermediate_size`.
     data["expand"] = max(1, int(config.expand))
+    # It says how a new model is drawn; `transformers` 5 also divides the weights that it has just loaded by it.
+    data["rescale_prenorm_residual"] = False
     if not config.use_bcdt_norm:
         del data["mixer_rms_eps"]
     data |= {

@@ -23,16 +23,18 @@ Paths = dict[tuple[str, ...], Any]
 def newest_step(folder: Path) -> Path | None:
     """The folder of a run's newest complete checkpoint; None if `folder` is no run's, or has none yet."""
     # One that is still being written has a longer name.
-    steps = [path for path in (folder / "checkpoints").glob("*") if path.name.isdecimal() and (path / "state").is_dir()]
-    return max(steps, key=lambda path: int(path.name), default=None)
+    steps = (path for path in (folder / "checkpoints").glob("*") if path.name.isdecimal())
+    complete = [path for path in steps if (path / "state").is_dir() and (path / "meta").is_dir()]
+    return max(complete, key=lambda path: int(path.name), default=None)
 
 
 def read_run_config(step: Path, problems: list[str]) -> MambaConfig | None:
     """The model that a checkpoint holds; a line in `problems` for each field that is not understood."""
     import orbax.checkpoint as ocp
 
-    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
-        fields = checkpointer.restore((step / "meta").absolute()).get("model")
+    with _opened() as checkpointer:
+        record = checkpointer.restore(step.absolute(), args=ocp.args.Composite(meta=ocp.args.JsonRestore()))
+    fields = record["meta"].get("model")
     if not isinstance(fields, dict):
         problems.append(f"{step / 'meta'} holds no `model`")
         return None
@@ -58,9 +60,8 @@ def read_run_parameters(
     """
     import orbax.checkpoint as ocp
 
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        state = (step / "state").absolute()
-        stored = _flat(checkpointer.metadata(state).item_metadata.tree["params"])
+    with _opened() as checkpointer:
+        stored = _flat(checkpointer.metadata(step.absolute()).item_metadata["state"].tree["params"])
         dotted = {path: ".".join(path) for path in {**shapes, **stored}}
         problems += [f"parameter `{dotted[path]}` is missing" for path in shapes if path not in stored]
         problems += [f"parameter `{dotted[path]}` is unknown" for path in stored if path not in shapes]
@@ -71,17 +72,27 @@ def read_run_parameters(
         ]
         if problems:
             return {}
-        default = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        shardings = {path: sharding(path, shape) for path, shape in shapes.items()}
         wanted = {
-            path: jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding(path, shape) or default)
+            path: np.empty((0,), np.float32)
+            if shardings[path] is None
+            else jax.ShapeDtypeStruct(shape, np.float32, sharding=shardings[path])
             for path, shape in shapes.items()
         }
         item = {"params": _nested(wanted)}
-        arguments = ocp.checkpoint_utils.construct_restore_args(item)
-        restored = checkpointer.restore(
-            state, args=ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=True)
+        arguments = ocp.args.PyTreeRestore(
+            item=item, restore_args=ocp.checkpoint_utils.construct_restore_args(item), partial_restore=True
         )
-    return _flat(restored["params"])
+        restored = checkpointer.restore(step.absolute(), args=ocp.args.Composite(state=arguments))
+    # What has no sharding came as a NumPy array; on its device it is not committed, as a fresh model's parameters.
+    return {path: jax.device_put(leaf) for path, leaf in _flat(restored["state"]["params"]).items()}
+
+
+def _opened() -> Any:
+    import orbax.checkpoint as ocp
+
+    handler = ocp.CompositeCheckpointHandler(state=ocp.PyTreeCheckpointHandler(), meta=ocp.JsonCheckpointHandler())
+    return ocp.Checkpointer(handler)
 
 
 def _flat(tree: Any, path: tuple[str, ...] = ()) -> Paths:

@@ -8,7 +8,9 @@ storage, and `NAME/data/KEY`, the bytes of each storage, not compressed. Source:
 from __future__ import annotations
 
 import collections
+import io
 import pickle
+import re
 import sys
 import zipfile
 from functools import partial
@@ -47,7 +49,10 @@ def read_torch(path: Path) -> dict[str, Tensor]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
-        raise ValueError(f"{path.name} was refused: it asks for more than tensors ({_first_line(error)})") from None
+        # The reason stands among much advice, some of which (to load it all the same) must not be passed on.
+        reason = re.search(r"GLOBAL [\w.]+", str(error))
+        detail = f" ({reason[0]})" if reason else ""
+        raise ValueError(f"{path.name} was refused by PyTorch's loader of tensors and nothing else{detail}") from None
     except Exception as error:  # its reader and its unpickler raise whatever the damage leads them to
         raise ValueError(f"{path.name} is truncated or damaged ({_first_line(error)})") from None
     _check_dictionary(path, content, torch.Tensor)
@@ -65,7 +70,7 @@ def read_torch_zip(path: Path) -> dict[str, Tensor]:
             unpickler = _Unpickler(path, archive)
             content = unpickler.load()
     except _Refused as error:
-        raise ValueError(f"{path.name} was refused: it asks for more than tensors ({error})") from None
+        raise ValueError(f"{path.name} was refused: it asks for {error}, which is no tensor") from None
     except zipfile.BadZipFile:
         with path.open("rb") as file:
             old = file.read(2) == b"\x80\x02"  # the start of a pickle of protocol 2
@@ -107,7 +112,7 @@ class _Unpickler(pickle.Unpickler):
         order = self._folder + "byteorder"
         if order in entries and archive.read(order).decode() != sys.byteorder:
             raise ValueError(f"its numbers are not {sys.byteorder}-endian")
-        super().__init__(archive.open(main[0]))
+        super().__init__(io.BytesIO(archive.read(main[0])))
 
     def find_class(self, module: str, name: str, /) -> Any:
         if (module, name) == ("collections", "OrderedDict"):
