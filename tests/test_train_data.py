@@ -120,6 +120,8 @@ def test_text_that_will_not_do_is_named(tmp_path, texts, message):
 
 
 def test_missing_data_is_named():
+    with pytest.raises(UsageError, match="--data is empty"):
+        find_files("")
     with pytest.raises(UsageError, match=r"--data nowhere/\*\.txt: no such file or folder"):
         find_files("nowhere/*.txt")
 

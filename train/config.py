@@ -46,6 +46,9 @@ class TrainConfig:
     seed: int = 0
     """Seed of the parameters, of the batches and of the sample."""
 
+    init_from: str | None = None
+    """A checkpoint to start from, whose sizes are the model's: another run's folder, one with a published model, or
+    OWNER/MODEL on the Hugging Face hub."""
     vocab_size: int = 256
     """Number of tokens; 256 are needed for bytes."""
     d_model: int = 192

@@ -49,6 +49,8 @@ def find_files(data: str | None) -> list[Path]:
     Raises:
         UsageError: if there are none.
     """
+    if data == "":
+        raise UsageError("--data is empty: a file, a folder or a pattern is wanted")
     if data is None:
         root = Path(sysconfig.get_path("stdlib"))
         paths = [path for path in root.rglob("*.py") if not _NOT_STANDARD_LIBRARY & set(path.relative_to(root).parts)]

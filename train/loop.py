@@ -25,7 +25,8 @@ from train.loss import bigram_bits_per_byte, bits_per_byte
 from train.metrics import Metrics, draw_loss, read_metrics
 from train.optim import learning_rate, make_optimizer
 from train.report import Report, compared, duration
-from train.step import build_model, count_parameters, make_eval_step, make_train_step, model_config
+from train.start import starting_point
+from train.step import Params, build_model, count_parameters, make_eval_step, make_train_step, model_graph
 
 # How a model is computed may change when a run is resumed; what it is may not.
 _NOT_IDENTITY = ("scan", "remat", "remat_policy")
@@ -38,7 +39,7 @@ def train(config: TrainConfig, report: Report) -> None:
         UsageError: the settings cannot be met; nothing has been written then.
         TrainingStopped: a loss that is not finite, or an interruption.
     """
-    architecture = model_config(config)
+    config, architecture, params = starting_point(config)
     with report.wait("reading the text"):
         corpus = load_corpus(config.data, config.val_fraction, config.seq_len)
     if config.resume and config.run_dir is not None:
@@ -48,7 +49,7 @@ def train(config: TrainConfig, report: Report) -> None:
     checkpoints = Checkpoints(run_dir, config.keep_checkpoints)
     try:
         run = _Run(config, corpus, run_dir, checkpoints, report)
-        run.prepare(architecture)
+        run.prepare(architecture, params)
         if run.step >= config.steps:
             report.line(f"{run_dir} is at step {run.step} of {config.steps} already: more --steps would go on")
         else:
@@ -68,14 +69,17 @@ class _Run:
         self.step = 0
         self.step_s = self.validation_s = 0.0  # how long one takes, for the ETA
 
-    def prepare(self, architecture: MambaConfig) -> None:
-        """Parameters and moments: new ones, or the last checkpoint's if the run is resumed."""
+    def prepare(self, architecture: MambaConfig, params: Params | None = None) -> None:
+        """Parameters and moments: `params` or new ones, or the last checkpoint's if the run is resumed."""
         fields = dataclasses.asdict(architecture)
         model = {name: value for name, value in fields.items() if name not in _NOT_IDENTITY}
         self.meta = {"model": model, "text_sha256": self.corpus.fingerprint()}
         self.optimizer = make_optimizer(self.config)
         with self.report.wait("making the parameters"):
-            self.graphdef, self.params = build_model(architecture, self.config.seed)
+            if params is None:
+                self.graphdef, self.params = build_model(architecture, self.config.seed)
+            else:
+                self.graphdef, self.params = model_graph(architecture), params
             self.opt_state = jax.jit(self.optimizer.init)(self.params)
         self.key = jax.random.key_data(jax.random.key(self.config.seed))
         if self.config.resume:

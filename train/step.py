@@ -36,13 +36,14 @@ def model_config(config: TrainConfig) -> MambaConfig:
 def build_model(config: MambaConfig, seed: int) -> tuple[nnx.GraphDef, Params]:
     """A new model, split into what is static and its parameters as plain nested dicts."""
 
-    def make(key: jax.Array) -> MambaLM:
-        return MambaLM(config, rngs=nnx.Rngs(key))
-
     # Compiled as one program: run one by one, the initialisers' operations take seconds to compile.
-    key = jax.random.key(seed)
-    params = jax.jit(lambda key: nnx.to_pure_dict(nnx.state(make(key))))(key)
-    return nnx.graphdef(nnx.eval_shape(make, key)), params
+    make = jax.jit(lambda key: nnx.to_pure_dict(nnx.state(MambaLM(config, rngs=nnx.Rngs(key)))))
+    return model_graph(config), make(jax.random.key(seed))
+
+
+def model_graph(config: MambaConfig) -> nnx.GraphDef:
+    """What is static of a model."""
+    return nnx.graphdef(nnx.eval_shape(lambda: MambaLM(config, rngs=nnx.Rngs(0))))
 
 
 def make_loss(graphdef: nnx.GraphDef) -> Callable[[Params, Batch], jax.Array]:

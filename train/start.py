@@ -1,0 +1,68 @@
+"""What a run starts from: a new model, or with --init-from the parameters of a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from flax import nnx
+
+from mamba_jax import MambaConfig, MambaLM
+from mamba_jax.checkpoints.configs import MODEL_FIELDS
+from mamba_jax.checkpoints.run_folder import newest_step, read_run_config
+from train.config import TrainConfig
+from train.errors import UsageError
+from train.step import Params, model_config
+
+# The settings that --init-from leaves no choice about.
+_SIZES = tuple(name for name in MODEL_FIELDS if hasattr(TrainConfig, name))
+
+
+def starting_point(config: TrainConfig) -> tuple[TrainConfig, MambaConfig, Params | None]:
+    """The settings with the model's true sizes, the model, and its parameters if they are not to be new ones.
+
+    A run that began from a checkpoint and is resumed needs that one no more: its own newest says what the model is.
+
+    Raises:
+        UsageError: there is no such checkpoint, it cannot be loaded, or a flag asks for another model than it holds.
+    """
+    if config.init_from is None:
+        return config, model_config(config), None
+    step = newest_step(Path(config.run_dir)) if config.resume and config.run_dir is not None else None
+    if step is not None:
+        problems: list[str] = []
+        model = read_run_config(step, problems)
+        if model is None or problems:
+            raise UsageError("\n".join([f"--resume: {step} cannot be used:", *problems]))
+        model = model.replace(
+            scan=config.scan, dtype=config.dtype, remat=config.remat, remat_policy=config.remat_policy
+        )  # fmt: skip
+        return _with_sizes(config, model), model, None
+    try:
+        lm = MambaLM.from_pretrained(
+            config.init_from,
+            scan=config.scan,
+            dtype=config.dtype,
+            remat=config.remat,
+            remat_policy=config.remat_policy,
+        )
+    except (ValueError, ImportError) as error:
+        raise UsageError(f"--init-from: {error}") from None
+    if lm.config.vocab_size < 256:
+        raise UsageError(f"--init-from: its vocabulary of {lm.config.vocab_size} is too small for bytes")
+    return _with_sizes(config, lm.config), lm.config, nnx.to_pure_dict(nnx.state(lm))
+
+
+def _with_sizes(config: TrainConfig, model: MambaConfig) -> TrainConfig:
+    """The settings with the sizes of the model; one that was set to another value is a mistake."""
+    default = TrainConfig()
+    wrong = [
+        f"--{name.replace('_', '-')} {getattr(config, name)}: the model of --init-from has {getattr(model, name)}"
+        for name in _SIZES
+        if getattr(config, name) not in (getattr(default, name), getattr(model, name))
+    ]
+    if wrong:
+        raise UsageError("\n".join(wrong))
+    return dataclasses.replace(
+        config, **{name: getattr(model, name) for name in _SIZES} | {"expand": float(model.expand)}
+    )
