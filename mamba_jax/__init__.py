@@ -2,6 +2,7 @@
 
 from mamba_jax.block import Mamba as Mamba
 from mamba_jax.config import MambaConfig as MambaConfig
+from mamba_jax.generation import generate as generate
 from mamba_jax.model import MambaLM as MambaLM
 from mamba_jax.scan import selective_scan as selective_scan
 from mamba_jax.scan import selective_state_update as selective_state_update

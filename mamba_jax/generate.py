@@ -12,11 +12,18 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from mamba_jax.model import MambaLM
-    from mamba_jax.text import Tokenizer
+import jax
+import numpy as np
+import tyro
+
+from mamba_jax.generation import generate_stream, split_model, warm_up
+from mamba_jax.model import MambaLM
+from mamba_jax.pretrained import checkpoint_folder
+from mamba_jax.sampling import make_sampling
+from mamba_jax.scoring import score
+from mamba_jax.text import TOKENIZER, Bytes, Tokenizer, load_tokenizer
 
 PROGRAM = "python -m mamba_jax.generate"
 NEOX_VOCABULARIES = (50277, 50280)
@@ -70,12 +77,9 @@ class Settings:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit code: 0 done, 2 the user's mistake, 130 interrupted."""
-    import tyro
-
     settings = tyro.cli(Settings, prog=PROGRAM, args=list(arguments))
     try:
         _check(settings)
-        # JAX is loaded only now: a wrong flag is answered at once.
         return _score(settings) if settings.score is not None else _generate(settings)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -95,12 +99,6 @@ def _check(settings: Settings) -> None:
 
 def _generate(settings: Settings) -> int:
     """Write the prompt and its continuation."""
-    import jax
-    import numpy as np
-
-    from mamba_jax.generation import generate_stream, split_model, warm_up
-    from mamba_jax.sampling import make_sampling
-
     try:
         sampling = make_sampling(
             settings.temperature, settings.top_k, settings.top_p, settings.min_p, settings.repetition_penalty
@@ -149,8 +147,6 @@ def _report(prompt_length: int, times_s: list[float], counts: list[int]) -> None
 
 def _score(settings: Settings) -> int:
     """Print how well the model predicts a file."""
-    from mamba_jax.scoring import score
-
     path = Path(settings.score or "")
     try:
         path.open("rb").close()  # before a model is loaded
@@ -171,9 +167,6 @@ def _score(settings: Settings) -> int:
 
 def _load(settings: Settings) -> tuple[MambaLM, Tokenizer, list[int]]:
     """The model, its tokenizer, and the tokens at which a text ends."""
-    from mamba_jax.model import MambaLM
-    from mamba_jax.pretrained import checkpoint_folder
-
     try:
         folder = checkpoint_folder(settings.model)
         # The tokenizer first: without one a large model would be read for nothing.
@@ -187,8 +180,6 @@ def _load(settings: Settings) -> tuple[MambaLM, Tokenizer, list[int]]:
 
 
 def _tokenizer(settings: Settings, folder: Path) -> Tokenizer:
-    from mamba_jax.text import TOKENIZER, Bytes, load_tokenizer
-
     if settings.tokenizer == "bytes":
         return Bytes()
     if settings.tokenizer is not None:
