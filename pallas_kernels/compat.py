@@ -82,8 +82,8 @@ _at_lowering_p = Primitive("at_lowering")
 def at_lowering(x: jax.Array, action: Callable[[], None]) -> jax.Array:
     """x itself; `action` is called when a program that needs it is lowered.
 
-    Every branch of `lax.platform_dependent` is traced, but only the branch for the platform at hand is lowered: what must be
-    said, refused or prepared there and nowhere else goes into such an action.
+    Every branch of `lax.platform_dependent` is traced, but only the branch for the platform at hand is lowered: what
+    must be said, refused or prepared there and nowhere else goes into such an action.
     """
     return _at_lowering_p.bind(x, action=action)
 

@@ -1,4 +1,4 @@
-"""The selective scan with its gradients, as the kernels compute it: custom_vjp, the kernels' layout, and the choice of kernel."""
+"""The selective scan with its gradients, as the kernels compute it: custom_vjp, and the choice of kernel."""
 
 from __future__ import annotations
 
@@ -36,12 +36,14 @@ def selective_scan(
         h_t = exp(Delta_t A) h_{t-1} + Delta_t B_t u_t                 (h_{t-1} taken as 0 where `reset` is True)
         y_t = (sum_n C_t h_t + D u_t) silu(z_t)                        (no gate without z)
 
-    "wide" is float32, or float64 on a CPU under x64. Gradients have their argument's dtype, and the same bits every run.
+    "wide" is float32, or float64 on a CPU under x64. Gradients have their argument's dtype, and the same bits every
+    run.
 
     Args:
         u, delta, z: (b, l, d), float32, bfloat16 or float16, in any mixture; z may be None.
         A: (d, n), wide.
-        B, C: (b, l, g, n), a group for d / g consecutive channels, in any of these dtypes, or (1, 1, d, n) if constant over time.
+        B, C: (b, l, g, n), a group for d / g consecutive channels, in any of these dtypes, or (1, 1, d, n) if constant
+            over time.
         D, delta_bias: (d,), wide.
         initial_state: (b, d, n), wide.
         reset: (b, l) bool, True where a document begins; or None.
@@ -53,8 +55,8 @@ def selective_scan(
     Source: Mamba, arXiv 2312.00752, section 3.3; `selective_scan_fn` of mamba_ssm.
 
     Raises:
-        NotImplementedError: for complex arguments, for float64 on a GPU, on other platforms than CPU and CUDA, in forward mode, and for second derivatives.
-        ValueError: if one batch row has more elements than 32-bit offsets reach, on a GPU.
+        NotImplementedError: for complex arguments, for float64 on a GPU, on other platforms than CPU and CUDA, in
+            forward mode, and for second derivatives.
     """
     if jnp.iscomplexobj(A) or jnp.iscomplexobj(B) or jnp.iscomplexobj(C) or jnp.iscomplexobj(initial_state):
         raise NotImplementedError(f"the Pallas kernels take real arguments only; {_OTHER_FORMS}")
@@ -127,17 +129,18 @@ def _forward(arguments: Arguments, delta_softplus: bool, keep_states: bool):
 def _backward(residuals, delta_softplus: bool) -> Arguments:
     """The gradient of each argument, from (arguments, boundaries, cotangent of y, cotangent of the last state)."""
 
-    def interpreted(arguments: Arguments, *rest):
+    def interpreted(arguments: Arguments, boundaries, dy, dlast):
         tile = tiling.interpreter_tiling(arguments.sizes)
-        return portable.backward(_prepared(arguments, _say_interpreted), *rest, tile, delta_softplus=delta_softplus)
+        ready = _prepared(arguments, _say_interpreted)
+        return portable.backward(ready, boundaries, dy, dlast, tile, delta_softplus=delta_softplus)
 
-    def on_gpu(arguments: Arguments, *rest):
+    def on_gpu(arguments: Arguments, boundaries, dy, dlast):
         if reason := _gpu_lacks(arguments):
-            return nowhere(arguments, *rest, reason=reason)
+            return nowhere(arguments, reason=reason)
         kernels, cut, arguments = _gpu_kernels(arguments)
-        return kernels.backward(arguments, *rest, cut, delta_softplus=delta_softplus)
+        return kernels.backward(arguments, boundaries, dy, dlast, cut, delta_softplus=delta_softplus)
 
-    def nowhere(arguments: Arguments, *rest, reason: str = _NO_KERNEL):
+    def nowhere(arguments: Arguments, *_, reason: str = _NO_KERNEL):
         return _prepared(arguments, functools.partial(_refuse_to_lower, reason))._replace(reset=None)
 
     return lax.platform_dependent(*residuals, cpu=interpreted, cuda=on_gpu, default=nowhere)
@@ -159,7 +162,7 @@ def _gpu_kernels(arguments: Arguments):
     return portable, cut, _prepared(arguments, compat.accept_triton_deprecation)
 
 
-# -- what happens when a platform's branch is lowered --------------------------------------------------------------------
+# -- what happens when a platform's branch is lowered ------------------------------------------------------------------
 
 
 def _prepared(arguments: Arguments, action) -> Arguments:

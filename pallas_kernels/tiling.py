@@ -96,18 +96,32 @@ def interpreter_tiling(sizes: Sizes) -> Tiling:
     )
 
 
+# Entries of a tile for each warp: 16 a thread. The backward kernel holds eight tiles or so in registers; at 16 entries
+# it takes 250 of 255 registers and spills nothing (machine code for sm_80 and sm_89).
+_ENTRIES_OF_WARP = 512
+
+_MOST_ENTRIES = 4096  # eight warps: more would not have 255 registers a thread
+
+
 def triton_tiling(sizes: Sizes) -> Tiling:
-    """For Triton, whose blocks are powers of two."""
-    channels = min(_power_of_two(sizes.r), 32)
+    """For Triton, whose blocks are powers of two.
+
+    One warp a program, where n allows: nothing has to be exchanged between warps. Its lanes share out the states four
+    by four, so that a sum over states and a sum over channels both take few exchanges between lanes. With more states,
+    more warps: fewer channels would mean more partial sums of dB and dC in memory.
+    """
+    states = _power_of_two(sizes.n)
+    channels = min(max(_ENTRIES_OF_WARP // states, 32), 128, _MOST_ENTRIES // states)
+    channels = min(channels, max(_power_of_two(sizes.r), 16))
     return Tiling(
         channels=channels,
-        states=_power_of_two(sizes.n),
+        states=states,
         chunk=STEPS_BETWEEN_STATES,
         subtile=2,
         unroll=4,
         states_last=True,
-        num_warps=max(1, channels // 32),
-        num_stages=1,
+        num_warps=max(1, channels * states // _ENTRIES_OF_WARP),
+        num_stages=1,  # rows are read ahead by hand; Triton only pipelines what feeds matrix products
         interpreted=False,
     )
 
@@ -120,10 +134,9 @@ STATES = 16  # of a program, at most: more of them, with A and the sums, do not 
 _SHARED_BYTES = 230_400  # of a program, at most: 227 KB on Hopper and Blackwell, less 2 KB for barriers and alignment
 _WARPS = 4  # of a program
 _ENOUGH_WARPS = 8  # on a multiprocessor: two for each scheduler, so that one can wait while the other works
-# What a step costs when the length is split, beside 1 without: the summary's kernel reads the inputs once more. From
-# the instructions of a step at n = 16 in machine code for an H200, float32: forward 118, backward 409, their
-# summaries 78 and 84.
-_SPLIT_FORWARD, _SPLIT_BACKWARD = 1.66, 1.21
+# What a step costs when the length is split, beside 1 without: a summary's kernel reads the inputs first. From the
+# instructions of a step at n = 16 in machine code for an H200: forward 118, backward 409, their summaries 86 and 96.
+_SPLIT_FORWARD, _SPLIT_BACKWARD = 1.73, 1.23
 _LONE = 1.33  # A single forward program leaves a multiprocessor waiting for some of its time; estimated, not measured.
 _FEWEST_TILES = 4  # of a piece
 
@@ -142,12 +155,11 @@ def mosaic_tiling(sizes: Sizes, itemsizes: tuple[int, int, int], multiprocessors
 
 
 def _pieces(sizes: Sizes, multiprocessors: int, split_cost: float, lone: float) -> Pieces:
-    """How many pieces of the length are worked on at once: one, unless that leaves multiprocessors with fewer than 8
-    warps.
+    """How many pieces of the length are worked on at once: one, unless multiprocessors have fewer than 8 warps then.
 
     Then the number that takes the least time by a simple count: the programs of the fullest multiprocessor, times the
-    steps of each, times what a step costs. A split costs more steps than it saves where nearly every multiprocessor
-    has a program.
+    steps of each, times what a step costs. Where nearly every multiprocessor has a program of its own, as at
+    (8, 2048, 2048, 16) on 132 of them, any split costs more steps than it saves.
     """
     programs = sizes.b * sizes.g * -(-sizes.r // CHANNELS)
     tiles = chunks(sizes.l)

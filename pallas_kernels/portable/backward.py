@@ -1,10 +1,21 @@
 """The backward kernel of the portable pair.
 
-Grid (b, g, channel blocks of a group), as forward. A program walks its chunks from the last to the first. In a chunk it runs forward from the kept state and
-notes the state before every subtile (in a scratch block of global memory, which stays in the cache); then, subtile by subtile from the last, it runs
-forward once more with all states in registers, and back with g_t = C_t dy_t + a_{t+1} g_{t+1}.
-Registers, over the whole length: a g, A and dA (n, channels), dD, d delta_bias. Sums over batch rows and channel blocks are left to the caller, who adds them in a
-fixed order. Accumulation in float32 (float64 if the inputs are wide).
+Grid (b, g, channel blocks of a group), as forward. A program walks its chunks from the last to the first. In a chunk it
+runs forward from the kept state and notes the state before every subtile, in a scratch block of global memory that
+stays in the cache; then, subtile by subtile from the last, it runs forward once more with all states in registers, and
+back with g_t = C_t dy_t + a_{t+1} g_{t+1}.
+
+Registers, over the whole length: a g, A and dA (n, channels), dD, d delta_bias. Sums over batch rows and channel blocks
+are left to the caller, who adds them in a fixed order. Accumulation in float32 (float64 if the inputs are).
+
+Machine code at (8, 2048, 2048, 16) with z and softplus, instructions a step and channel (pallas_kernels.gpu_report):
+
+| target | dtype | registers | spills | notes | walks back |
+|---|---|---|---|---|---|
+| sm_80, sm_89 | float32 | 252-255 | 0 | 109 | 527 |
+| sm_80, sm_89 | bfloat16 | 250-254 | 0 | 118 | 559 |
+
+Of the 527, 48 are exchanges between lanes for sums over states and channels.
 """
 
 from __future__ import annotations
@@ -85,15 +96,15 @@ def _results(values: Values, plan: Plan) -> Gradients:
 def _kernel(refs: Values, boundaries_ref, dy_ref, dlast_ref, out: Gradients, *, plan: Plan) -> None:
     here = stages.place(plan)
     fixed = stages.parameters(refs, here, plan)
-    length, chunk, subtile = plan.sizes.l, plan.tiling.chunk, plan.tiling.subtile
+    count, chunk, subtile = chunks(plan.sizes.l), plan.tiling.chunk, plan.tiling.subtile
     program = (0, 0, 0) if plan.tiling.interpreted else (here.b, here.g, here.block)
 
     def read(c, j):
         return stages.read(refs, dy_ref, fixed, here, c * chunk + j * subtile, subtile, plan)
 
     def one_chunk(k, sums):
-        c = chunks(length) - 1 - k
-        subtiles = pl.cdiv(jnp.minimum(length - c * chunk, chunk), subtile)
+        c = count - 1 - k
+        subtiles = stages.turns(c * chunk, subtile, plan)
 
         def note(j, h):
             out.scratch[(*program, j)] = h
@@ -126,7 +137,7 @@ def _kernel(refs: Values, boundaries_ref, dy_ref, dlast_ref, out: Gradients, *, 
         D=jnp.zeros_like(fixed.D),
         delta_bias=jnp.zeros_like(fixed.D),
     )
-    sums = stages.for_steps(chunks(length), one_chunk, sums)
+    sums = stages.for_steps(count, one_chunk, sums)
     for ref, total in [
         (out.initial_state, sums.ag),
         (out.A, sums.A),
@@ -143,7 +154,7 @@ def _start(scratch_ref, boundary_ref, plan: Plan) -> jax.Array:
     """The state before a chunk."""
     if not plan.tiling.states_last:
         return boundary_ref[...]
-    # Turned by way of memory, it comes back in the layout of registers that A is in; else Triton turns it at every step.
+    # By way of memory it comes back in the layout of registers that A is in; else Triton turns it at every step.
     scratch_ref[...] = stages.turned(boundary_ref[...], plan)
     compat.barrier()
     return scratch_ref[...]
@@ -179,8 +190,8 @@ def _back(out: Gradients, fixed: Parameters, here: Place, plan: Plan, row: Row, 
     return Sums(
         ag=ag,
         A=stages.multiply_add(stages.by_channel(step.Delta, plan), w, sums.A, plan),
-        B=sums.B + dB if plan.constant_B else None,
-        C=sums.C + dC if plan.constant_C else None,
+        B=None if sums.B is None else sums.B + dB,
+        C=None if sums.C is None else sums.C + dC,
         D=sums.D + dy * row.u,
         delta_bias=sums.delta_bias + draw,
     )

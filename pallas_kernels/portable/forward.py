@@ -1,8 +1,16 @@
 """The forward kernel of the portable pair.
 
 Grid (b, g, channel blocks of a group). A program owns one batch row and one block of channels, over the whole length.
-Registers: the state (n, channels), A, and a row of each input. Global memory: each input and output passes once, B and C once for each channel block;
-the state before every chunk is written for the backward pass. Accumulation in float32 (float64 if the inputs are wide).
+Registers: the state and A (n, channels), and rows of each input, several steps of them at once on a GPU. Nothing is put
+into shared memory by hand. Global memory: each sequence passes once, B and C once for each channel block; the state
+before every chunk is written for the backward pass. Accumulation in float32 (float64 if the inputs are).
+
+Machine code at (8, 2048, 2048, 16) with z and softplus, instructions a step and channel (pallas_kernels.gpu_report):
+
+| target | dtype | registers | spills | instructions |
+|---|---|---|---|---|
+| sm_80, sm_89 | float32 | 158 (190-210 with states kept) | 0 | 165 |
+| sm_80, sm_89 | bfloat16 | 190 with states kept | 0 | 182 |
 """
 
 from __future__ import annotations
@@ -11,7 +19,6 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels import compat
@@ -52,7 +59,7 @@ def forward(values: Values, plan: Plan, *, keep_states: bool) -> Results:
 def _kernel(refs: Values, out: Results, *, plan: Plan) -> None:
     here = stages.place(plan)
     fixed = stages.parameters(refs, here, plan)
-    chunk, unroll, length = plan.tiling.chunk, plan.tiling.unroll, plan.sizes.l
+    chunk, unroll = plan.tiling.chunk, plan.tiling.unroll
 
     def steps(first, h):
         for row in stages.read(refs, None, fixed, here, first, unroll, plan):
@@ -67,8 +74,8 @@ def _kernel(refs: Values, out: Results, *, plan: Plan) -> None:
         if out.boundaries is not None:
             compat.store(here.boundary(out.boundaries, c), stages.turned(h, plan))
         first = c * chunk
-        turns = pl.cdiv(jnp.minimum(length - first, chunk), unroll)
+        turns = stages.turns(first, unroll, plan)
         return stages.for_steps(turns, lambda i, h: steps(first + i * unroll, h), h)
 
-    h = stages.for_steps(chunks(length), one_chunk, here.state(refs.initial_state)[...])
+    h = stages.for_steps(chunks(plan.sizes.l), one_chunk, here.state(refs.initial_state)[...])
     compat.store(here.state(out.last_state), h)

@@ -1,7 +1,7 @@
 """The portable kernels on a caller's arrays.
 
-Channels are split into groups and padded to whole blocks, states go in front of channels, open sums are closed. A padded
-channel or state has A = 0, u = 0, B = 0 and C = 0: it stays 0, and so do its gradients. Nothing is copied where sizes fit.
+Channels are split into groups and padded to whole blocks; sums that the kernels leave open are closed. A padded channel
+or state has A = 0, u = 0, B = 0 and C = 0: it stays 0, and so do its gradients. Nothing is padded where sizes fit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ def forward(
 
 
 def backward(
-    arguments: Arguments, boundaries: jax.Array, dy: jax.Array, dlast: jax.Array, tiling: Tiling, *, delta_softplus: bool
+    arguments: Arguments,
+    boundaries: jax.Array,
+    dy: jax.Array,
+    dlast: jax.Array,
+    tiling: Tiling,
+    *,
+    delta_softplus: bool,
 ) -> Arguments:
     """The gradient of each argument, in its dtype; None for `reset`."""
     layout = _Layout(arguments.sizes, tiling)

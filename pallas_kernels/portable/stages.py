@@ -1,7 +1,8 @@
 """The small steps that both portable kernels are made of, and where in global memory a program reads and writes.
 
-A tile is (n, channels), or (channels, n) with `states_last`; both are written (n, channels) below. Time runs in a loop; each array's rows are read from its reference, one step at a time, since Triton
-cannot slice values. References are to whole arrays, padded to whole blocks by the caller: no block has anything outside.
+A tile is (n, channels), or (channels, n) with `states_last`; both are written (n, channels) below. Time runs in a loop;
+rows are read from references, step by step, since Triton cannot slice values. References are to whole arrays, padded to
+whole blocks by the caller: nothing lies outside.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ class Row(NamedTuple):
     C: jax.Array
     z: jax.Array | None  # (channels,)
     reset: jax.Array | None  # scalar
-    dy: jax.Array | None  # (channels,)
+    dy: Any  # (channels,); None on the way forward
 
 
 def read(refs: Values, dy_ref, fixed: Parameters, here: Place, first: jax.Array, count: int, plan: Plan) -> list[Row]:
@@ -215,7 +216,7 @@ _ATANH = (1, 0.33333158, 0.200124269, 0.139807094, 0.140873286)
 
 
 def _log1p_exp(x: jax.Array, plan: Plan) -> jax.Array:
-    """log(1 + exp(x)) for x <= 0, with small relative error: Delta is often near 1e-3, where log(1 + .) has few right bits.
+    """log(1 + exp(x)) for x <= 0, also where it is tiny: Delta is often near 1e-3, where log(1 + .) has few right bits.
 
     On a GPU as 2 atanh(s), s = e / (2 + e): 10 instructions where libdevice's log1p takes 20.
     """
@@ -256,6 +257,11 @@ def advance(row: Row, h: jax.Array, fixed: Parameters, plan: Plan) -> Advanced:
     Delta = step_size(row, plan)
     a, before = decay(Delta, fixed.A, plan), restart(row, h)
     return Advanced(Delta, a, before, multiply_add(a, before, row.B * by_channel(Delta * row.u, plan), plan))
+
+
+def turns(first: jax.Array, count: int, plan: Plan) -> jax.Array:
+    """How often `count` steps fit, begun or whole, into the chunk that starts at `first` (`pl.cdiv` fails in x64)."""
+    return (jnp.minimum(plan.sizes.l - first, plan.tiling.chunk) + (count - 1)) // count
 
 
 def for_steps(count, body: Callable, carry):
