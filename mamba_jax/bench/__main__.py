@@ -9,6 +9,10 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit code: 0 done, 1 an implementation is wrong, 2 the user's mistake."""
+    if "--gpu-check" in arguments:  # a command of its own, as it must do without rich and tyro
+        from mamba_jax.bench.gpu_check import command
+
+        return command(arguments)
     from mamba_jax.bench.report import Screen
     from mamba_jax.bench.settings import UsageError, parse
 

@@ -62,6 +62,16 @@ class Screen:
             self.console.print(details_table(f"{title}: at the greatest length that each ran", chosen, titles))
         self._notes(rows)
 
+    def models(self, rows: Rows, titles: dict[str, str]) -> None:
+        """Whole models: for each, every pass, length and implementation."""
+        for model in dict.fromkeys(row["model"] for row in rows):
+            chosen = [row for row in rows if row["model"] == model and row["ms"] is not None]
+            self.line()
+            if chosen:
+                title = f"{model}: batch {chosen[0]['batch']}, {chosen[0]['dtype']}"
+                self.console.print(models_table(title, chosen, titles))
+            self._notes([row for row in rows if row["model"] == model])
+
     def _notes(self, rows: Rows) -> None:
         """Why cells are empty, each reason once."""
         reasons: dict[tuple[str, str, str], list[int]] = {}
@@ -73,7 +83,7 @@ class Screen:
             self.line("Rows without a time:", "bold")
         for (name, which, note), lengths in reasons.items():
             self.line(f"  {name}, {which}, length {', '.join(map(str, lengths))}: {note}")
-        if any(row["ratio_is_estimated"] for row in rows):
+        if any(row.get("ratio_is_estimated") for row in rows):
             self.line("~ the loop itself was not run at this length; its time is extrapolated from shorter ones", "dim")
 
 
@@ -86,11 +96,11 @@ def times_table(title: str, rows: Rows, titles: dict[str, str]) -> Table:
         table.add_column(f"l = {length}", justify="right", no_wrap=True)
     table.add_column("growth", justify="right", no_wrap=True)
     cells = {(row["implementation"], row["length"]): _time_cell(row) for row in rows}
-    for name in (name for name in titles if (name, lengths[0]) in cells):
+    for name in (name for name in titles if any(row["implementation"] == name for row in rows)):
         power = growth(rows, name, rows[0]["pass"]).time
         table.add_row(
             Text(titles[name], style=_style(name)),
-            *(cells[name, length] for length in lengths),
+            *(cells.get((name, length), Text("")) for length in lengths),
             "" if power is None else f"l^{power:.2f}",
         )
     return table
@@ -116,6 +126,26 @@ def details_table(title: str, rows: Rows, titles: dict[str, str]) -> Table:
             "" if row["compile_s"] is None else number(row["compile_s"]),
             f"{row['of_limit']:.1%}",
             row["bound"],
+        )
+    return table
+
+
+def models_table(title: str, rows: Rows, titles: dict[str, str]) -> Table:
+    """One model: time, throughput, ratio to transformers, memory and compile time."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in ("pass", "implementation"):
+        table.add_column(column, no_wrap=True)
+    for column in ("length", "ms", "tokens/s", "x transformers", "temp MiB", "compile s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        optional = (row[name] for name in ("ratio", "temp_mib", "compile_s"))
+        table.add_row(
+            row["pass"],
+            Text(titles[row["implementation"]], style=_style(row["implementation"])),
+            str(row["length"]),
+            _time_cell(row),
+            number(row["tokens_per_s"]),
+            *("" if value is None else number(value) for value in optional),
         )
     return table
 

@@ -62,6 +62,20 @@ def _finished(row: Row, loop_ms: dict[int, float], limits: Limits) -> dict[str, 
     }  # fmt: skip
 
 
+def model_rows(model: str, baseline: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows of whole models as JSON has them: `ratio` is to `baseline`, `tokens_per_s` counts the whole batch."""
+    baseline_ms = {row.length: row.ms for row in rows if row.implementation == baseline and row.ms is not None}
+    finished = []
+    for row in rows:
+        content = dataclasses.asdict(row)
+        content["pass"] = content.pop("which")
+        ms = row.ms
+        content["ratio"] = None if ms is None or row.length not in baseline_ms else baseline_ms[row.length] / ms
+        content["tokens_per_s"] = None if ms is None else row.batch * row.length / ms * 1e3
+        finished.append({"model": model} | content)
+    return finished
+
+
 def growth(rows: Iterable[dict[str, Any]], implementation: str, which: str) -> Growth:
     """The exponents of time and of temporary memory over the length."""
     chosen = [r for r in rows if r["implementation"] == implementation and r["pass"] == which and r["ms"] is not None]

@@ -27,8 +27,6 @@ def run(settings: Settings, screen: Screen) -> int:
         from mamba_jax.bench.parity import run_parity as mode
     elif settings.models:
         from mamba_jax.bench.models import run_models as mode
-    elif settings.gpu_check:
-        from mamba_jax.bench.gpu_check import run_gpu_check as mode
     else:
         mode = compare
     content, code = mode(settings, screen)
