@@ -160,7 +160,7 @@ _EXPONENTIALS = {"forward": 20, "gradient": 20 + 38}
 
 
 def floor_ms(case: Case, which: str) -> dict[str, float] | None:
-    """The least time by instruction issue, by the exponential unit and by bytes, on a full GPU; None if it is unknown."""
+    """The least time by instruction issue, by the exponential unit and by bytes; None for an unknown GPU."""
     gpu = target_gpu()
     if gpu is None or gpu.capability not in _RATES or case.n != 16:
         return None
