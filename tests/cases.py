@@ -175,7 +175,7 @@ def compiled_run(scan: str, delta_softplus: bool, optimise: bool):
         results, pull_back = jax.vjp(call, arguments)
         return results, pull_back((dy, dlast))[0]
 
-    # Without LLVM's optimisations a program compiles in half the time.
+    # Without LLVM's optimisations a program compiles in half the time; other tests run the forms with them.
     return jax.jit(results_and_gradients, compiler_options=None if optimise else {"xla_backend_optimization_level": 0})
 
 

@@ -17,6 +17,13 @@ every_xla_form = pytest.mark.parametrize("scan", cases.XLA_FORMS)
 SEQUENCES = ("u", "delta", "B", "C", "z")
 
 
+def check_form(scan, problem, want=None):
+    """Check all results of one form against the oracle's, and return them."""
+    got = cases.run(problem, scan, optimise=False)
+    cases.check(problem, got, want or cases.oracle_of(problem))
+    return got
+
+
 def forms_of(case):
     """The kernels take no complex numbers."""
     return cases.XLA_FORMS if case.dtype == "complex64" else cases.FORMS
@@ -28,7 +35,7 @@ def forms_of(case):
 )
 def test_official_grid(case, scan):
     problem = cases.with_neutral_values(cases.make_problem(case), case)
-    cases.check(problem, cases.run(problem, scan, optimise=False), cases.oracle_of(problem))
+    check_form(scan, problem)
 
 
 @pytest.mark.slow
@@ -43,7 +50,7 @@ def test_official_grid_in_full(scan, dtype, length):
             problem = cases.make_problem(case)
             if not case.return_last_state:
                 problem = dataclasses.replace(problem, dlast=np.zeros_like(problem.dlast))
-            cases.check(problem, cases.run(problem, scan, optimise=False), cases.oracle_of(problem))
+            check_form(scan, problem)
 
 
 def test_grid_covers_all_pairs():
@@ -63,7 +70,7 @@ def test_ragged_lengths(scan, length):
     """accelerated-scan 13: lengths that no block size divides, forward and backward."""
     case = cases.Case(length=length, dim=6, state=5, groups=3, grouped=True, segment_ids=length % 2 == 0)
     problem = cases.make_problem(case)
-    cases.check(problem, cases.run(problem, scan), cases.expected(case))
+    check_form(scan, problem, cases.expected(case))
 
 
 @every_form
@@ -72,7 +79,7 @@ def test_state_sizes(scan, state):
     """state-spaces/mamba 120: no limit on n, and no need for a power of two."""
     case = cases.Case(length=9, state=state)
     problem = cases.make_problem(case)
-    cases.check(problem, cases.run(problem, scan), cases.expected(case))
+    check_form(scan, problem, cases.expected(case))
 
 
 @every_form
@@ -81,7 +88,7 @@ def test_channels_and_groups(scan, dim, groups):
     """Channels on both sides of the block of 128, groups smaller and larger than it."""
     case = cases.Case(length=10, batch=1, dim=dim, state=3, groups=groups, grouped=True)
     problem = cases.make_problem(case)
-    cases.check(problem, cases.run(problem, scan), cases.expected(case))
+    check_form(scan, problem, cases.expected(case))
 
 
 @every_form
@@ -97,7 +104,7 @@ def test_one_of_B_and_C_constant(scan, dim, varying_B, varying_C, grouped):
     """A constant (d, n) matrix beside one that varies in groups."""
     case = cases.Case(length=10, dim=dim, varying_B=varying_B, varying_C=varying_C, grouped=grouped)
     problem = cases.make_problem(case)
-    cases.check(problem, cases.run(problem, scan), cases.expected(case))
+    check_form(scan, problem, cases.expected(case))
 
 
 @every_form
@@ -106,7 +113,7 @@ def test_different_groups_of_B_and_C(scan, B_groups, C_groups):
     case = cases.Case(length=10, dim=6, groups=B_groups, grouped=True)
     other = cases.make_problem(dataclasses.replace(case, groups=C_groups))
     problem = cases.make_problem(case).replace(C=other.arguments["C"])
-    cases.check(problem, cases.run(problem, scan), cases.oracle_of(problem))
+    check_form(scan, problem)
 
 
 @every_form
@@ -115,7 +122,7 @@ def test_mixtures_of_bfloat16_and_float32(scan, narrow):
     """state-spaces/mamba 854: bfloat16 u with float32 B and C, and mixtures in which every pair differs and agrees."""
     narrow = narrow.split()
     problem = cases.cast(cases.make_problem(cases.Case(length=17)), dict.fromkeys(narrow, "bfloat16"))
-    cases.check(problem, cases.run(problem, scan), cases.oracle_of(problem))
+    check_form(scan, problem)
 
 
 @every_form
@@ -125,16 +132,15 @@ def test_narrow_weights(scan, dtype, varying):
     """Everything narrow, weights and initial state too: arithmetic stays float32, and so does the last state."""
     problem = cases.make_problem(cases.Case(length=17, varying_B=varying, varying_C=varying))
     problem = cases.cast(problem, dict.fromkeys(problem.arguments, dtype))
-    got = cases.run(problem, scan)
-    assert got[0][1].dtype == jnp.float32
-    cases.check(problem, got, cases.oracle_of(problem))
+    (_, last_state), _ = check_form(scan, problem)
+    assert last_state.dtype == jnp.float32
 
 
 @every_form
 def test_float16_beside_bfloat16(scan):
     problem = cases.make_problem(cases.Case(length=17))
     problem = cases.cast(problem, {"u": "float16", "delta": "bfloat16", "z": "bfloat16"})
-    cases.check(problem, cases.run(problem, scan), cases.oracle_of(problem))
+    check_form(scan, problem)
 
 
 @every_form
@@ -146,9 +152,8 @@ def test_float64(scan, wide):
     problem = cases.cast(problem, dict.fromkeys(wide, "float64"))
     problem = dataclasses.replace(problem, dlast=problem.dlast.astype("float64"))
     with jax.enable_x64(True):
-        got = cases.run(problem, scan)
-        assert got[0][1].dtype == jnp.float64
-        cases.check(problem, got, cases.oracle_of(problem))
+        (_, last_state), _ = check_form(scan, problem)
+        assert last_state.dtype == jnp.float64
 
 
 @every_xla_form
@@ -158,7 +163,7 @@ def test_complex128(scan):
     dtypes = {name: "complex128" if np.iscomplexobj(v) else "float64" for name, v in problem.arguments.items()}
     problem = dataclasses.replace(cases.cast(problem, dtypes), dlast=problem.dlast.astype("complex128"))
     with jax.enable_x64(True):
-        cases.check(problem, cases.run(problem, scan), cases.oracle_of(problem))
+        check_form(scan, problem)
 
 
 @every_xla_form
@@ -167,7 +172,7 @@ def test_complex_A_with_real_matrices(scan, real):
     """A real argument beside a complex A has a real gradient."""
     problem = cases.make_problem(cases.Case(length=20, dtype="complex64"))
     problem = problem.replace(**{name: np.real(problem.arguments[name]) for name in real.split()})
-    cases.check(problem, cases.run(problem, scan), cases.oracle_of(problem))
+    check_form(scan, problem)
 
 
 @every_form
@@ -178,10 +183,9 @@ def test_complex_A_with_real_matrices(scan, real):
 def test_empty_sizes(scan, empty, grouped):
     case = cases.Case(**({"length": 5} | dict.fromkeys(empty, 0)), grouped=grouped, segment_ids=True)
     problem = cases.make_problem(case)
-    got = cases.run(problem, scan)
-    cases.check(problem, got, cases.expected(case))
+    (_, last_state), _ = check_form(scan, problem, cases.expected(case))
     if "length" in empty:
-        np.testing.assert_array_equal(got[0][1], problem.arguments["initial_state"])
+        np.testing.assert_array_equal(last_state, problem.arguments["initial_state"])
 
 
 @every_form
@@ -189,7 +193,7 @@ def test_empty_sizes(scan, empty, grouped):
 def test_empty_constant_matrices(scan, empty):
     case = cases.Case(**({"length": 5} | {empty: 0}), varying_B=False, varying_C=False)
     problem = cases.make_problem(case)
-    cases.check(problem, cases.run(problem, scan), cases.expected(case))
+    check_form(scan, problem, cases.expected(case))
 
 
 @every_form
@@ -198,7 +202,7 @@ def test_narrow_gradients_are_rounded_once(scan, varying):
     """Sums over channels, chunks and rows are taken in float32: half a unit of bfloat16 is 2^-8."""
     problem = cases.make_problem(cases.Case(length=150, dim=390, state=3, varying_B=varying, varying_C=varying))
     problem = cases.cast(problem, dict.fromkeys(problem.arguments, "bfloat16"))
-    (y, _), gradients = cases.run(problem, scan)
+    (y, _), gradients = cases.run(problem, scan, optimise=False)
     (y_want, _), gradients_want = cases.oracle_of(problem)
     for name, want in ({"y": y_want} | gradients_want).items():
         scale = float(np.sqrt(np.mean(want**2)))
@@ -210,9 +214,7 @@ def test_last_state_alone_is_a_loss(scan):
     """state-spaces/mamba 258, 285, 233: the gradient of the last state reaches u, delta, A and B."""
     problem = cases.make_problem(cases.Case(length=20))
     problem = dataclasses.replace(problem, dy=np.zeros_like(problem.dy))
-    got = cases.run(problem, scan)
-    cases.check(problem, got, cases.oracle_of(problem))
-    _, gradients = got
+    _, gradients = check_form(scan, problem)
     assert all(np.any(gradients[name]) for name in ("u", "delta", "A", "B", "delta_bias", "initial_state"))
     assert not any(np.any(gradients[name]) for name in ("C", "D", "z"))
 
