@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -19,12 +20,11 @@ CONFIGS = {
 
 @functools.cache
 def language_model(config=SMALL):
-    """A model with noise on all parameters: else norms and D are ones, and what they do would not be seen."""
-    graphdef, params = nnx.split(MambaLM(config, rngs=nnx.Rngs(0)))
-    leaves, structure = jax.tree.flatten(params)
-    rng = np.random.default_rng(0)
-    leaves = [np.asarray(leaf) + 0.3 * rng.standard_normal(leaf.shape, np.float32) for leaf in leaves]
-    return nnx.merge(graphdef, jax.tree.map(jax.numpy.asarray, jax.tree.unflatten(structure, leaves)))
+    """A model of which all parameters take part: in a fresh one norms and D are ones, and biases of no effect."""
+    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: MambaLM(config, rngs=nnx.Rngs(0))))
+    rng = np.random.default_rng(0)  # and not JAX, which would compile a program for each shape
+    values = jax.tree.map(lambda leaf: jnp.asarray(0.5 * rng.standard_normal(leaf.shape, np.float32)), abstract)
+    return nnx.merge(graphdef, values)
 
 
 def random_tokens(batch, length, seed=0, vocab_size=SMALL.vocab_size):
