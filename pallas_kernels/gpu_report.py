@@ -123,10 +123,9 @@ def report(function, arguments, target: str, folder: str) -> Report:
     arguments = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), arguments)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # where the kernels look for the device
         compiled = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).compile()
-    memory = compiled.memory_analysis()
-    kernels = [
-        assemble(ptx, gpu.architecture, _dynamic_shared_bytes(ptx)) for ptx in sorted(Path(folder).rglob("*.ptx"))
-    ]
+    memory: Any = compiled.memory_analysis()
+    files = [ptx for ptx in sorted(Path(folder).rglob("*.ptx")) if ".entry" in ptx.read_text()]
+    kernels = [assemble(ptx, gpu.architecture, _dynamic_shared_bytes(ptx)) for ptx in files]
     return Report(target, kernels, memory.temp_size_in_bytes / 2**20, memory.argument_size_in_bytes / 2**20)
 
 
@@ -141,8 +140,9 @@ def _dynamic_shared_bytes(ptx: Path) -> int:
 def from_json(text: str) -> Report:
     """The report that the command printed with --json."""
 
-    def loop(fields: dict) -> Loop:
-        return Loop(**fields | {"inner": [loop(inner) for inner in fields["inner"]]})
+    def loop(fields: dict[str, Any]) -> Loop:
+        inner: Any = [loop(found) for found in fields.pop("inner")]
+        return Loop(**fields, inner=inner)
 
     fields = json.loads(text)
     kernels = [Kernel(**kernel | {"loops": [loop(found) for found in kernel["loops"]]}) for kernel in fields["kernels"]]
@@ -161,14 +161,10 @@ def per_step(kernel: Kernel, states: int = 16) -> tuple[float, float]:
     turns = _TURNS.get(kernel.name)
     if turns and states == 16 and len(kernel.loops) == 1 and len(kernel.loops[0].inner) == len(turns):
         tile = kernel.loops[0]
-        parts = [(tile, 1), *zip(tile.inner, turns, strict=True)]
-        return tuple(sum(getattr(loop, name) * n for loop, n in parts) / _TILE for name in ("instructions", "special"))
-    loops = _innermost(kernel.loops)
-    steps = [max(1, loop.exponentials // states) for loop in loops]
-    return tuple(
-        sum(getattr(loop, name) / n for loop, n in zip(loops, steps, strict=True))
-        for name in ("instructions", "special")
-    )
+        weighted = [(tile, 1 / _TILE), *((loop, n / _TILE) for loop, n in zip(tile.inner, turns, strict=True))]
+    else:
+        weighted = [(loop, 1 / max(1, loop.exponentials // states)) for loop in _innermost(kernel.loops)]
+    return sum(loop.instructions * w for loop, w in weighted), sum(loop.special * w for loop, w in weighted)
 
 
 def _innermost(loops: list[Loop]) -> list[Loop]:
@@ -220,7 +216,7 @@ class Case:
     def programs(self, kernel: str, target: Target) -> tuple[int, int]:
         """How many programs of a kernel there are, and how many steps each takes."""
         size = 4 if self.dtype == "float32" else 2
-        cut = mosaic_tiling(Sizes(self.b, self.l, self.d, self.n, 1), (size,) * 3, target.multiprocessors)
+        cut = mosaic_tiling(Sizes(self.b, self.l, self.d, self.n, 1), (size, size, size), target.multiprocessors)
         pieces = (
             cut.forward_pieces
             if kernel.split()[0] in ("selective_scan_forward", "selective_scan_summary")
@@ -260,7 +256,8 @@ def main() -> None:
     options = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="gpu-report-")
     prepare(folder)
-    case = Case(*options.sizes, options.dtype)
+    b, l, d, n = options.sizes
+    case = Case(b, l, d, n, options.dtype)
     if options.function:
         module, name = options.function.split(":")
         function, arguments = getattr(importlib.import_module(module), name)()

@@ -67,7 +67,7 @@ def assemble(ptx: Path, architecture: str, shared_bytes: int = 0) -> Kernel:
         return sum(int(number) for number in re.findall(pattern, text))
 
     return Kernel(
-        name=re.search(r"\.entry (\w+)", ptx.read_text())[1].replace("_mosaic_gpu_kernel", " (Mosaic)"),
+        name=re.findall(r"\.entry (\w+)", ptx.read_text())[0].replace("_mosaic_gpu_kernel", " (Mosaic)"),
         registers=total(r"Used (\d+) registers"),
         spill_bytes=total(r"(\d+) bytes spill stores") + total(r"(\d+) bytes spill loads"),
         shared_bytes=shared_bytes + total(r"(\d+) bytes smem"),

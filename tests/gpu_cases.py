@@ -56,3 +56,41 @@ def gradient_bfloat16():
 
 def split_bfloat16():
     return _case(gradient, SMALL_BATCH, jnp.bfloat16)
+
+
+def documents_groups_mixture():
+    """Packed documents, three groups, a ragged length, every dtype, a constant C."""
+    return _features(
+        b=2, l=1000, d=1536, n=16, g=3, dtypes=("bfloat16", "float32", "float16", "bfloat16"), constant_C=True
+    )
+
+
+def narrow_state():
+    """Sizes that must be padded for the copy engine; no gate."""
+    return _features(b=2, l=77, d=36, n=3, g=2, dtypes=("float16",) * 4, gate=False)
+
+
+def many_states():
+    """More states than a program holds."""
+    return _features(b=2, l=512, d=256, n=40, g=1, dtypes=("bfloat16",) * 4)
+
+
+def _features(*, b, l, d, n, g, dtypes, gate=True, constant_C=False):
+    u, delta, z, projection = dtypes
+    shape = jax.ShapeDtypeStruct
+    C = shape((d, n), projection) if constant_C else shape((b, l, g, n), projection)
+    arrays = {
+        "u": shape((b, l, d), u),
+        "delta": shape((b, l, d), delta),
+        "A": shape((d, n), "float32"),
+        "B": shape((b, l, g, n), projection),
+        "C": C,
+    }
+    if gate:
+        arrays["z"] = shape((b, l, d), z)
+
+    def loss(arrays, segment_ids):
+        y = selective_scan(**arrays, delta_softplus=True, segment_ids=segment_ids, scan="pallas")
+        return jnp.sum(y.astype(jnp.float32) ** 2)
+
+    return jax.grad(loss), [arrays, shape((b, l), "int32")]

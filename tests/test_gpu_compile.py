@@ -96,3 +96,14 @@ def test_mosaic_split_for_a_small_batch():
         assert kernel.spill_bytes == 0
     for name in ("selective_scan_summary", "selective_scan_gradient_summary"):
         assert steps_loop(found[name]) <= 100
+
+
+@pytest.mark.parametrize("target", ["h200", "b200"])
+@pytest.mark.parametrize("case", ["documents_groups_mixture", "narrow_state", "many_states"])
+def test_mosaic_compiles_every_feature(case, target):
+    """What the interpreter takes, the compiler takes: they do not accept the same things."""
+    found = [kernel for kernel in compiled(case, target).kernels if kernel.name.endswith("(Mosaic)")]
+    assert {"selective_scan_forward (Mosaic)", "selective_scan_backward (Mosaic)"} <= {kernel.name for kernel in found}
+    for kernel in found:
+        assert kernel.spill_bytes == 0
+        assert kernel.shared_bytes <= SHARED_BYTES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +62,7 @@ class _Plan:
         """Of a tile."""
         return self.tiling.tile // self.subtile
 
-    def entry(self, slot: jax.Array | int) -> jax.Array | int:
+    def entry(self, slot: Any) -> Any:
         """Where the state before the tile in a slot lies among the states before subtiles; the first places belong to
         the tile at work.
         """
@@ -191,7 +191,7 @@ def _tile(m: Refs, plan: _Plan, fixed: Parameters, stream: Stream, k: jax.Array,
     def note(j, state):
         for r in range(plan.subtile):
             prepare(rows, plan.x, fixed, (j + 1) * plan.subtile + r)
-            state = _advance(m, rows, fixed, slot, j * plan.subtile + r, state)[1]
+            state = _advance(m, rows, fixed, slot, j * plan.subtile + r, state)
         stages.write_state(m.states_s.at[j], state)
         return state
 
@@ -210,33 +210,25 @@ def _tile(m: Refs, plan: _Plan, fixed: Parameters, stream: Stream, k: jax.Array,
     return lax.fori_loop(0, plan.subtiles, subtile, carry)
 
 
-def _advance(
-    m: Refs, rows: TileRows, fixed: Parameters, slot: jax.Array, t: jax.Array, state: State
-) -> tuple[State, State]:
-    """Step t forward: the state it finds, and the state after it."""
-    n = len(state)
-    before = stages.entered(m, slot, t, state)
-    B = stages.projection(fixed.B, m.B_s, slot, t, n)
-    return before, stages.advanced(before, rows.Delta[t, :], rows.Delta_u[t, :], fixed.A, B)
+def _advance(m: Refs, rows: TileRows, fixed: Parameters, slot: jax.Array, t: jax.Array, state: State) -> State:
+    """Step t forward."""
+    B, reset = stages.projection(fixed.B, m.B_s, slot, t, len(state)), stages.before_document(m, slot, t)
+    return stages.advanced(state, rows.Delta[t, :], rows.Delta_u[t, :], fixed.A, B, reset)
 
 
 def _subtile(m: Refs, plan: _Plan, fixed: Parameters, rows: TileRows, slot: jax.Array, j: jax.Array, carry):
     """Subtile j: forward with all states kept in registers, back over its steps, and its sums over channels."""
     n, first = plan.x.sizes.n, j * plan.subtile
     start = m.states_s.at[jnp.where(j == 0, plan.entry(slot), j - 1)]
-    befores, state = [], stages.read_state(start, 0, n)
-    afters = []
+    states = [stages.read_state(start, 0, n)]
     for r in range(plan.subtile):
-        before, state = _advance(m, rows, fixed, slot, first + r, state)
-        befores.append(before)
-        afters.append(state)
+        states.append(_advance(m, rows, fixed, slot, first + r, states[r]))
         if m.h_s is not None:
-            for k in range(n):
-                channel_sums.put(m.h_s, r, k, state[k])
-    if m.reset is None:
-        befores[0] = stages.read_state(start, 0, n)  # read again rather than kept: that leaves registers for decays
+            for k, h in enumerate(states[-1]):
+                channel_sums.put(m.h_s, r, k, h)
+    states[0] = stages.read_state(start, 0, n)  # read again rather than kept: that leaves registers for decays
     for r in reversed(range(plan.subtile)):
-        carry = _back(m, plan, fixed, rows, slot, first + r, r, befores[r], afters[r], carry)
+        carry = _back(m, fixed, rows, slot, first + r, r, states[r], states[r + 1], carry)
     plgpu.commit_smem()  # every thread's rows of g and h are written
     if m.g_s is not None:
         channel_sums.weighted_sum(m.g_s, rows.Delta_u, first, m.dB_s, j, n)
@@ -246,13 +238,14 @@ def _subtile(m: Refs, plan: _Plan, fixed: Parameters, rows: TileRows, slot: jax.
     return carry
 
 
-def _back(m: Refs, plan: _Plan, fixed: Parameters, rows: TileRows, slot, t, r: int, before: State, h: State, carry):
+def _back(m: Refs, fixed: Parameters, rows: TileRows, slot, t, r: int, before: State, h: State, carry):
     """One step back: replaces its row of the inputs by their gradients; carries a_t g_t and the sums."""
     ag, sums = carry
     n = len(h)
     B, C = stages.projection(fixed.B, m.B_s, slot, t, n), stages.projection(fixed.C, m.C_s, slot, t, n)
     Delta, Delta_u, dy, u = rows.Delta[t, :], rows.Delta_u[t, :], rows.dy[t, :], stages.row(rows.u, t)
     y, wA, gB = stages.Dot(fixed.D * u), stages.Dot(), stages.Dot()
+    reset = stages.before_document(m, slot, t)
     ag, dA, dB, dC = list(ag), list(sums.A), list(sums.B), list(sums.C)
     for k in range(n):  # state by state: all of one stage first would keep more values alive, and cost registers
         if m.z is not None:
@@ -264,7 +257,7 @@ def _back(m: Refs, plan: _Plan, fixed: Parameters, rows: TileRows, slot, t, r: i
             channel_sums.put(m.g_s, r, k, g)
         if m.h_s is None:
             dC[k] += h[k] * dy
-        ag[k] = jnp.exp2(Delta * fixed.A[k]) * g
+        ag[k] = stages.decay(Delta, fixed.A[k], reset) * g
         w = ag[k] * before[k]
         dA[k] += Delta * w
         wA.add(w, fixed.A[k])
@@ -277,4 +270,4 @@ def _back(m: Refs, plan: _Plan, fixed: Parameters, rows: TileRows, slot, t, r: i
     rows.u[t, :] = (Delta * gB.sum + fixed.D * dy).astype(rows.u.dtype)
     rows.delta[t, :] = ddelta.astype(rows.delta.dtype)
     sums = Sums(tuple(dA), sums.D + dy * u, sums.delta_bias + ddelta, tuple(dB), tuple(dC))
-    return stages.entered(m, slot, t, tuple(ag)), sums
+    return tuple(ag), sums

@@ -10,6 +10,8 @@ ones lie 16 banks apart, and the eight lanes of one access cover all 32 banks.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -21,6 +23,8 @@ from pallas_kernels.tiling import CHANNELS
 
 ROWS = 64  # of a subtile: 16 a warp
 _PADDING = 16
+
+_load: Any = plgpu.load  # of another signature in jax 0.10, where these kernels are not used
 
 
 def scratch(projections: dict[str, jax.Array], n: int, subtiles: int) -> dict:
@@ -49,8 +53,8 @@ def weighted_sum(ref, weights, first: jax.Array, sums, j: jax.Array, n: int) -> 
     """
     steps = ROWS // n
     layout = _layout(n)
-    rows = plgpu.load(ref.at[:, :, pl.ds(0, CHANNELS)], layout=layout, optimized=False)
-    weight = plgpu.load(weights.at[pl.ds(first, steps)], layout=layout.reduce((1,)), optimized=False)
+    rows = _load(ref.at[:, :, pl.ds(0, CHANNELS)], layout=layout, optimized=False)
+    weight = _load(weights.at[pl.ds(first, steps)], layout=layout.reduce((1,)), optimized=False)
     weight = plgpu.layout_cast(lax.broadcast_in_dim(weight, (steps, n, CHANNELS), (0, 2)), layout)
     sums[j] = jnp.sum(rows * weight, axis=2)
 
@@ -62,7 +66,7 @@ def send(m: Refs, at: Place, name: str, tile: jax.Array) -> None:
     plgpu.copy_smem_to_gmem(source, target.at[at.row, at.block, pl.ds(tile * subtiles, subtiles)])
 
 
-def _layout(n: int) -> plgpu.ParameterizedLayout:
+def _layout(n: int) -> Any:
     """(64 / n, n, 128): each warp takes 16 rows; of its lanes each takes a row of every eight, and four neighbouring
     channels of every 16.
     """

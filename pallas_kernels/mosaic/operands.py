@@ -49,7 +49,7 @@ class Operands:
         jax.Array
     )  # (rows, g, r) float32: n rows of A log2(e), then D, delta_bias, and n rows each of a constant B and C
     initial_state: jax.Array  # (b, n, g, r) float32
-    reset: jax.Array | None  # (b, l padded) int32
+    reset: jax.Array | None  # (b, l padded) float32: -inf where a document begins, else 0
     softplus: bool
 
     def arrays(self, *names: str) -> dict[str, jax.Array]:
@@ -103,7 +103,7 @@ def pack(a: Arguments, delta_softplus: bool) -> Operands:
         None if a.constant_C else pad(a.C.astype(jnp.float32), n, 3),
         by_group(jnp.concatenate([states[0], a.D[None], a.delta_bias[None], *states[1:]]), sizes),
         pack_state(a.initial_state, sizes),
-        None if a.reset is None else pad(a.reset.astype(jnp.int32), -(-l // 4) * 4, 1),
+        None if a.reset is None else pad(jnp.where(a.reset, -jnp.inf, 0.0).astype(jnp.float32), -(-l // 4) * 4, 1),
         delta_softplus,
     )
 

@@ -85,7 +85,7 @@ def tile_rows(m: Refs, derived: Derived, slot: jax.Array, steps: jax.Array) -> T
     )
 
 
-def prepare(rows: TileRows, x: Operands, fixed: stages.Parameters, t: jax.Array) -> None:
+def prepare(rows: TileRows, x: Operands, fixed: stages.Parameters, t: jax.Array | int) -> None:
     """Derive the rows of step t.
 
     A step past the end gets Delta = 0 and no gradient: it leaves the state, its gradient and all sums as they are.

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.arguments import Arguments
-from pallas_kernels.mosaic import backward as backward_kernel
-from pallas_kernels.mosaic import forward as forward_kernel
 from pallas_kernels.mosaic import operands, split
+from pallas_kernels.mosaic.backward import backward as run_backward
+from pallas_kernels.mosaic.forward import forward as run_forward
 from pallas_kernels.mosaic.operands import Operands
 from pallas_kernels.tiling import STATES, MosaicTiling
 
@@ -26,8 +26,8 @@ def forward(arguments: Arguments, tiling: MosaicTiling, *, delta_softplus: bool,
         return _forward_by_groups(arguments, tiling, delta_softplus, keep_states)
     d, n = arguments.A.shape
     x = operands.pack(arguments, delta_softplus)
-    results = forward_kernel.forward(x, split.entering_states(x, tiling), tiling, keep_states=keep_states)
-    kept = operands.all_channels(results.kept, d)[:, :, :n] if keep_states else None
+    results = run_forward(x, split.entering_states(x, tiling), tiling, keep_states=keep_states)
+    kept = None if results.kept is None else operands.all_channels(results.kept, d)[:, :, :n]
     return operands.all_channels(results.y, d), operands.unpack_state(results.last_states[:, -1], d, n), kept
 
 
@@ -48,14 +48,14 @@ def backward(
     kept = operands.by_group(operands.pad(kept, s.n, 2), s)
     dy = operands.by_group(dy, s)
     leaving = split.leaving_gradients(x, dy, operands.pack_state(dlast, s), tiling)
-    g = backward_kernel.backward(x, kept, dy, leaving, tiling)
+    g = run_backward(x, kept, dy, leaving, tiling)
     sums, rows, n = operands.all_channels(jnp.sum(g.channels, (0, 1)), d), x.rows, arguments.A.shape[1]
     return Arguments(
         u=operands.all_channels(g.u, d),
         delta=operands.all_channels(g.delta, d),
         A=sums[:n].T,
-        B=_projection(g.B, sums, rows.B, x, arguments.B),
-        C=_projection(g.C, sums, rows.C, x, arguments.C),
+        B=_projection(g.B, sums, rows.B, x).astype(arguments.B.dtype)[..., :n],
+        C=_projection(g.C, sums, rows.C, x).astype(arguments.C.dtype)[..., :n],
         D=sums[rows.D],
         z=None if g.z is None else operands.all_channels(g.z, d),
         delta_bias=sums[rows.delta_bias],
@@ -64,15 +64,13 @@ def backward(
     )
 
 
-def _projection(partial: jax.Array | None, sums: jax.Array, row: int | None, x: Operands, like: jax.Array) -> jax.Array:
-    """The gradient of B or C: rows of the channels' sums if it is constant, else the sum over channel blocks, always
-    in the same order.
-    """
-    s, n = x.sizes, like.shape[-1]
+def _projection(partial: jax.Array | None, sums: jax.Array, row: int | None, x: Operands) -> jax.Array:
+    """The gradient of B or C: the sum over channel blocks, always in the same order; or rows of the channels' sums."""
+    s = x.sizes
     if partial is None:
-        return sums[row : row + n].T[None, None].astype(like.dtype)
+        return sums[row : (row or 0) + s.n].T[None, None]
     total = jnp.sum(partial.reshape(s.b, s.g, s.blocks, -1, s.n), axis=2)
-    return jnp.swapaxes(total[:, :, : s.l, :n], 1, 2).astype(like.dtype)
+    return jnp.swapaxes(total[:, :, : s.l], 1, 2)
 
 
 # -- more than 16 states -----------------------------------------------------------------------------------------------
@@ -129,10 +127,11 @@ def _forward_by_groups(a: Arguments, tiling: MosaicTiling, delta_softplus: bool,
 
 
 def _backward_by_groups(a: Arguments, kept, dy, dlast, tiling: MosaicTiling, delta_softplus: bool) -> Arguments:
-    n, z = a.A.shape[1], None if a.z is None else a.z.astype(F32)
+    n, dz = a.A.shape[1], None
     wide = a._replace(u=a.u.astype(F32), delta=a.delta.astype(F32), z=None)
-    dy, dz = dy.astype(F32), None
-    if z is not None:
+    dy = dy.astype(F32)
+    if a.z is not None:
+        z = a.z.astype(F32)
         ungated = _forward_by_groups(wide, tiling, delta_softplus, False)[0]
         gate = jax.nn.sigmoid(z)
         dz = (dy * ungated * gate * (1 + z * (1 - gate))).astype(a.z.dtype)

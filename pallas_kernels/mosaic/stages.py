@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.mosaic import arithmetic
-from pallas_kernels.mosaic.launch import Refs, zero_row
+from pallas_kernels.mosaic.launch import Refs
 from pallas_kernels.mosaic.operands import ChannelRows, Operands
 
 State = tuple[jax.Array, ...]
@@ -49,7 +49,7 @@ def write_state(ref, state: State) -> None:
         ref[k, :] = value
 
 
-def row(ref, t: jax.Array) -> jax.Array:
+def row(ref, t: jax.Array | int) -> jax.Array:
     """Step t of a tile, widened."""
     return ref[t, :].astype(jnp.float32)
 
@@ -68,18 +68,19 @@ def projection(constant: State | None, ring, slot: jax.Array, t: jax.Array, n: i
     return constant or [ring[slot, t, k] for k in range(n)]
 
 
-def entered(m: Refs, slot: jax.Array, t: jax.Array, state: State) -> State:
-    """The state as step t finds it, or the gradient of it as step t leaves it: zero where a document begins, whatever
-    it was.
-    """
-    if m.reset is None:
-        return state
-    return lax.cond(m.reset_s[slot, t] != 0, lambda s: (zero_row(),) * len(s), lambda s: s, state)
+def before_document(m: Refs, slot: jax.Array, t: jax.Array) -> jax.Array | None:
+    """-inf where a document begins at step t, else 0: added to the exponent of a decay, it makes that exactly 0."""
+    return None if m.reset is None else m.reset_s[slot, t]
 
 
-def advanced(state: State, Delta: jax.Array, Delta_u: jax.Array, A: State, B) -> State:
+def decay(Delta: jax.Array, A: jax.Array, before_document: jax.Array | None) -> jax.Array:
+    """exp(Delta A) for one state, or 0 where a document begins: the addition is part of the multiplication, and free."""
+    return jnp.exp2(Delta * A if before_document is None else Delta * A + before_document)
+
+
+def advanced(state: State, Delta: jax.Array, Delta_u: jax.Array, A: State, B, before_document) -> State:
     """h_t = exp(Delta A) h_{t-1} + B Delta u."""
-    return tuple(jnp.exp2(Delta * A[k]) * h + B[k] * Delta_u for k, h in enumerate(state))
+    return tuple(decay(Delta, A[k], before_document) * h + B[k] * Delta_u for k, h in enumerate(state))
 
 
 def unroll(l: int) -> int:

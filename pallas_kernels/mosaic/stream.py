@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.mosaic.launch import Place, Refs, when
 from pallas_kernels.tiling import CHANNELS
 
-_FEWEST_RESETS = 32  # a slot of the ring starts at a multiple of 128 bytes
+_FEWEST_RESETS = 32  # a copy is a multiple of 128 bytes: beyond the tile, what follows comes too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +81,8 @@ class Stream:
             source = getattr(m, name).at[at.row, self.steps(k), at.group, :]
             plgpu.copy_gmem_to_smem(source, getattr(m, name + "_s").at[slot], m.full.at[slot])
         if m.reset is not None:
-            target = m.reset_s.at[slot, pl.ds(0, self.tile)]
-            plgpu.copy_gmem_to_smem(m.reset.at[at.row, self.steps(k)], target, m.full.at[slot])
+            steps = pl.ds(self.at.start + self.position(k) * self.tile, m.reset_s.shape[1])
+            plgpu.copy_gmem_to_smem(m.reset.at[at.row, steps], m.reset_s.at[slot], m.full.at[slot])
         for source, target in self.extra(self.position(k), slot):
             plgpu.copy_gmem_to_smem(source, target, m.full.at[slot])
 
@@ -97,11 +98,11 @@ def ring_scratch(
     """The rings, and the barriers at which the copies of a slot arrive; `extra` is the number of further copies a
     tile.
     """
-    rings = dict.fromkeys(("u_s", "delta_s", "z_s", "dy_s", "B_s", "C_s"))
+    rings: dict[str, Any] = dict.fromkeys(("u_s", "delta_s", "z_s", "dy_s", "B_s", "C_s"))
     for name, array in sequences.items():
         rings[name + "_s"] = plgpu.SMEM((stages, tile, CHANNELS), array.dtype)
     for name, array in projections.items():
         rings[name + "_s"] = plgpu.SMEM((stages, tile, array.shape[-1]), array.dtype)
-    rings["reset_s"] = None if reset is None else plgpu.SMEM((stages, max(tile, _FEWEST_RESETS)), jnp.int32)
+    rings["reset_s"] = None if reset is None else plgpu.SMEM((stages, max(tile, _FEWEST_RESETS)), jnp.float32)
     arrivals = len(sequences) + len(projections) + (reset is not None) + extra
     return rings | {"full": plgpu.Barrier(num_arrivals=arrivals, num_barriers=stages)}
