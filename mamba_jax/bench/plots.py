@@ -98,10 +98,10 @@ def _line(name: str) -> dict[str, Any]:
 
 def _slope_mark(panel: Any) -> None:
     """A dotted line of slope 1, for the eye: time in proportion to the length."""
-    (left, right), (low, high) = panel.get_xlim(), panel.get_ylim()
-    start = (low * (high / low) ** 0.02) / left
+    (left, right), low = panel.get_xlim(), min(min(line.get_ydata()) for line in panel.get_lines())
+    start = 0.3 * low / left
     ends = ([left, right], [start * left, start * right])
-    panel.plot(*ends, ":", color="#aaaaaa", linewidth=1, scalex=False, scaley=False)
+    panel.plot(*ends, ":", color="#aaaaaa", linewidth=1, scalex=False)
     below = {"xytext": (-4, -10), "textcoords": "offset points", "ha": "right"}
     panel.annotate("linear", (right, start * right), fontsize=7, color="#888888", **below)
 
@@ -129,7 +129,7 @@ def _ratio(rows: Rows) -> Any:
         panel.set(xscale="log", xlabel="times as fast as the PyTorch loop")
         panel.set_title(f"{_PASS_TITLES[which]}, length {bars[0]['length']:,}")
         panel.set_xlim(min(0.5, *values) * 0.8, max(values) * 6)
-        panel.axvline(1, color="#000000", linewidth=0.8)
+        panel.axvline(1, color="#bbbbbb", linewidth=0.8, zorder=0)
         panel.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.10g}"))
         panel.xaxis.set_minor_formatter(NullFormatter())
         panel.tick_params(axis="y", length=0)
