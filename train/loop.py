@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mamba_jax import MambaConfig
-from mamba_jax.generation import generate
+from mamba_jax import MambaConfig, generate
 from train.banner import banner
 from train.checkpoint import Checkpoints, check_same_model
 from train.config import PROGRAM, TrainConfig, write_toml
