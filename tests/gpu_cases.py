@@ -59,10 +59,13 @@ def split_bfloat16():
 
 
 def documents_groups_mixture():
-    """Packed documents, three groups, a ragged length, every dtype, a constant C."""
-    return _features(
-        b=2, l=1000, d=1536, n=16, g=3, dtypes=("bfloat16", "float32", "float16", "bfloat16"), constant_C=True
-    )
+    """Packed documents, three groups, a ragged length, every dtype."""
+    return _features(b=2, l=1000, d=1536, n=16, g=3, dtypes=("bfloat16", "float32", "float16", "bfloat16"))
+
+
+def constant_projections():
+    """B and C that do not vary: their gradients are sums in registers."""
+    return _features(b=2, l=1024, d=512, n=16, g=1, dtypes=("float32",) * 4, constant=True, documents=False)
 
 
 def narrow_state():
@@ -75,22 +78,23 @@ def many_states():
     return _features(b=2, l=512, d=256, n=40, g=1, dtypes=("bfloat16",) * 4)
 
 
-def _features(*, b, l, d, n, g, dtypes, gate=True, constant_C=False):
+def _features(*, b, l, d, n, g, dtypes, gate=True, constant=False, documents=True):
     u, delta, z, projection = dtypes
     shape = jax.ShapeDtypeStruct
-    C = shape((d, n), projection) if constant_C else shape((b, l, g, n), projection)
+    projections = shape((d, n) if constant else (b, l, g, n), projection)
     arrays = {
         "u": shape((b, l, d), u),
         "delta": shape((b, l, d), delta),
         "A": shape((d, n), "float32"),
-        "B": shape((b, l, g, n), projection),
-        "C": C,
+        "B": projections,
+        "C": projections,
     }
     if gate:
         arrays["z"] = shape((b, l, d), z)
 
     def loss(arrays, segment_ids):
-        y = selective_scan(**arrays, delta_softplus=True, segment_ids=segment_ids, scan="pallas")
+        ids = segment_ids if documents else None
+        y = selective_scan(**arrays, delta_softplus=True, segment_ids=ids, scan="pallas")
         return jnp.sum(y.astype(jnp.float32) ** 2)
 
     return jax.grad(loss), [arrays, shape((b, l), "int32")]

@@ -99,7 +99,7 @@ def test_mosaic_split_for_a_small_batch():
 
 
 @pytest.mark.parametrize("target", ["h200", "b200"])
-@pytest.mark.parametrize("case", ["documents_groups_mixture", "narrow_state", "many_states"])
+@pytest.mark.parametrize("case", ["documents_groups_mixture", "constant_projections", "narrow_state", "many_states"])
 def test_mosaic_compiles_every_feature(case, target):
     """What the interpreter takes, the compiler takes: they do not accept the same things."""
     found = [kernel for kernel in compiled(case, target).kernels if kernel.name.endswith("(Mosaic)")]

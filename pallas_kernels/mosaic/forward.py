@@ -31,7 +31,7 @@ def forward(x: Operands, entering: jax.Array, tiling: MosaicTiling, *, keep_stat
     channel.
     Registers, over the whole length: the state and A (n each), D, delta_bias, a constant B and C.
     Shared memory: a ring of slots with tiles of u, delta, z, B, C and reset, which the copy engine fills two tiles
-    ahead; two tiles of y; a state on its way in or out. The parameters arrive where y will be.
+    ahead; two tiles of y; a state on its way in or out.
     Bytes moved: u, delta, z and y once, B and C (float32) once for each channel block, states once each way.
     Accumulation in float32.
     """

@@ -74,7 +74,7 @@ def before_document(m: Refs, slot: jax.Array, t: jax.Array) -> jax.Array | None:
 
 
 def decay(Delta: jax.Array, A: jax.Array, before_document: jax.Array | None) -> jax.Array:
-    """exp(Delta A) for one state, or 0 where a document begins: the addition is part of the multiplication, and free."""
+    """exp(Delta A) for one state, or 0 if a document begins; the addition is part of the multiplication, and free."""
     return jnp.exp2(Delta * A if before_document is None else Delta * A + before_document)
 
 
