@@ -65,7 +65,7 @@ def fused_multiply_add(x: jax.Array, y: jax.Array, z: jax.Array) -> jax.Array:
 
 
 def _assembly(instruction: str, *operands: jax.Array) -> jax.Array:
-    operands = jnp.broadcast_arrays(*operands)
+    operands = tuple(jnp.broadcast_arrays(*operands))
     (result,) = triton.elementwise_inline_asm(
         instruction,
         args=operands,

@@ -32,9 +32,7 @@ class Results(NamedTuple):
 
     y: Any  # (b, l, g, r), u's dtype
     last_state: Any  # like initial_state
-    boundaries: (
-        jax.Array | None
-    )  # (b, chunks, n, g, r): the state before each chunk; None if no gradient will be asked for
+    boundaries: Any  # (b, chunks, n, g, r): the state before each chunk; None if no gradient will be asked for
 
 
 def forward(values: Values, plan: Plan, *, keep_states: bool) -> Results:
