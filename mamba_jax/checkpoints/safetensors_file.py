@@ -1,21 +1,16 @@
-"""The safetensors format: a JSON header, then the bytes of each tensor. Written and read tensor by tensor.
-
-Source: the format's description in the README of `huggingface/safetensors`. It is so small that a reader which never
-holds more than one tensor, and knows bfloat16, is shorter than the use of a library that would.
-"""
+"""Files of the safetensors format, through the library of that name; read tensor by tensor."""
 
 from __future__ import annotations
 
-import json
+import itertools
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from mamba_jax.checkpoints.tensors import Tensor, map_bytes
+from mamba_jax.checkpoints.tensors import Tensor
 
 _DTYPES = {
     "F64": np.dtype(np.float64),
@@ -29,7 +24,7 @@ _DTYPES = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_MISSING = "safetensors files need the library of that name: pip install 'mamba-jax[pretrained]'"
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -37,66 +32,50 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
     Raises:
         ValueError: the file is truncated or damaged, or holds an element type that is not known.
+        ImportError: safetensors is not installed.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        header_size = int.from_bytes(file.read(8), "little")
-        if size < 8 or header_size > size - 8:
-            raise ValueError(f"{path.name} is truncated: {size} bytes do not hold its header")
-        try:
-            header = json.loads(file.read(header_size))
-        except ValueError as error:  # of JSON and of UTF-8
-            raise ValueError(f"{path.name} is damaged: its header is not JSON ({error})") from None
-    if not isinstance(header, dict):
-        raise ValueError(f"{path.name} is damaged: its header is not a table")
-    header.pop("__metadata__", None)
-    start = 8 + header_size
-    return {name: _tensor(path, name, entry, start, size - start) for name, entry in header.items()}
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise ImportError(_MISSING) from None
+    tensors = {}
+    try:
+        with safe_open(path, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118, it is no mapping
+                part = file.get_slice(name)
+                if part.get_dtype() not in _DTYPES:
+                    raise ValueError(f"{path.name}: `{name}` has elements of type {part.get_dtype()}, not known here")
+                tensors[name] = Tensor(tuple(part.get_shape()), _DTYPES[part.get_dtype()], partial(_read, path, name))
+    except SafetensorError as error:
+        raise ValueError(f"{path.name} is damaged or truncated: {error}") from None
+    return tensors
 
 
 def write_safetensors(
     path: Path, layout: Sequence[tuple[str, tuple[int, ...]]], dtype: np.dtype, arrays: Iterator[np.ndarray]
 ) -> None:
-    """Write arrays of one dtype, each as it comes.
+    """Write arrays of one dtype; all of them are held until the file is written.
 
     Args:
         path: the file, replaced if there is one.
         layout: name and shape of each tensor, in order.
         dtype: of all of them.
         arrays: their values; one is taken for each entry of `layout`.
+
+    Raises:
+        ImportError: safetensors is not installed.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # what `transformers` asks for
-    end = 0
-    for name, shape in layout:
-        start, end = end, end + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the data begin at a multiple of 8 bytes
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _ in layout:
-            np.ascontiguousarray(next(arrays)).tofile(file)
-
-
-def _tensor(path: Path, name: str, entry: Any, start: int, available: int) -> Tensor:
     try:
-        dtype_name, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        whole = all(type(number) is int and number >= 0 for number in (*shape, first, last))
-    except (TypeError, KeyError, ValueError):
-        whole, dtype_name, shape, first, last = False, None, (), 0, 0
-    if not whole:
-        raise ValueError(f"{path.name} is damaged: its entry for `{name}` is {entry!r}")
-    if dtype_name not in _DTYPES:
-        raise ValueError(f"{path.name}: `{name}` has elements of type {dtype_name}, which is not known here")
-    dtype = _DTYPES[dtype_name]
-    nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
-    if last - first != nbytes:
-        raise ValueError(f"{path.name} is damaged: `{name}` has {last - first} bytes instead of {nbytes}")
-    if last > available:
-        raise ValueError(f"{path.name} is truncated: `{name}` ends {last - available} bytes behind the file's end")
-    return Tensor(shape, dtype, partial(_read, path, start + first, shape, dtype))
+        from safetensors.numpy import save_file
+    except ImportError:
+        raise ImportError(_MISSING) from None
+    taken = zip(layout, itertools.islice(arrays, len(layout)), strict=True)
+    values = {name: np.ascontiguousarray(array, dtype).reshape(shape) for (name, shape), array in taken}
+    save_file(values, path, metadata={"format": "pt"})  # what `transformers` asks for
 
 
-def _read(path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    return map_bytes(path, offset, nbytes).view(dtype).reshape(shape)
+def _read(path: Path, name: str) -> np.ndarray:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        return file.get_tensor(name)
