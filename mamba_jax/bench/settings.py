@@ -45,7 +45,7 @@ class Settings:
     """Rounds in which every implementation takes its turn; the median of them is reported."""
     budget_s: float = 6.0
     """Seconds for the repeats of one row; a call that would take longer than this is not begun."""
-    compile_budget_s: float = 30.0
+    compile_budget_s: float = 20.0
     """Compiling that would take longer than this is not begun."""
     seed: int = 0
     """Of the inputs."""
