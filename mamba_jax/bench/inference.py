@@ -100,8 +100,8 @@ class _Decoder:
         jax.block_until_ready(decode_block(*self._arguments))
 
     def read_weights(self) -> None:
-        """The sum of all weights, on all cores: the least that a step at batch 1 must do."""
-        list(self._pool.map(np.sum, self._weights))
+        """The largest of all weights, on all cores: no step at batch 1 does less. Their sum takes NumPy longer."""
+        list(self._pool.map(np.max, self._weights))
 
 
 class _Transformers:
