@@ -20,9 +20,9 @@ the kernel if it ran without a stall, the largest of which is the prediction, an
     backward  B200    bfloat16        249        218           418        41   0.436         0.342  0.080
 
 The special-function unit bounds the forward kernel: 16 exponentials of the state, one for softplus, two operations for
-the gate. Tried and not kept: one or two of the 16 as a polynomial (Cody-Waite, degree 5) would take 9 instructions
-each and move that bound to 0.149 or 0.151 ms. The issue of instructions bounds the backward kernel. A length that is split costs 86 instructions a step more
-forward and 96 backward, and gains where multiprocessors would be idle.
+the gate. Tried and not kept: one or two of the 16 as polynomials (Cody-Waite, degree 5) would take 9 instructions each
+and move that bound to 0.149 or 0.151 ms. The issue of instructions bounds the backward kernel. A length that is split
+costs 86 instructions a step more forward and 96 backward, and gains where multiprocessors would be idle.
 """
 
 from pallas_kernels.mosaic.scan import backward as backward
