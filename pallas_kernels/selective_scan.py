@@ -122,7 +122,7 @@ def _forward(arguments: Arguments, delta_softplus: bool, keep_states: bool):
         refused = _prepared(arguments, functools.partial(_refuse_to_lower, reason))
         return refused.u + refused.A[0, 0].astype(refused.u.dtype), refused.initial_state + refused.A, kept
 
-    return lax.platform_dependent(arguments, cpu=interpreted, cuda=on_gpu, default=nowhere)
+    return _without_mesh(lax.platform_dependent)(arguments, cpu=interpreted, cuda=on_gpu, default=nowhere)
 
 
 @_differentiable_once
@@ -143,7 +143,7 @@ def _backward(residuals, delta_softplus: bool) -> Arguments:
     def nowhere(arguments: Arguments, *_, reason: str = _NO_KERNEL):
         return _prepared(arguments, functools.partial(_refuse_to_lower, reason))._replace(reset=None)
 
-    return lax.platform_dependent(*residuals, cpu=interpreted, cuda=on_gpu, default=nowhere)
+    return _without_mesh(lax.platform_dependent)(*residuals, cpu=interpreted, cuda=on_gpu, default=nowhere)
 
 
 def _gpu_kernels(arguments: Arguments):
@@ -160,6 +160,17 @@ def _gpu_kernels(arguments: Arguments):
         return mosaic, tiling.mosaic_tiling(arguments.sizes, itemsizes, gpu.multiprocessors), arguments
     cut = tiling.triton_tiling(arguments.sizes)
     return portable, cut, _prepared(arguments, compat.accept_triton_deprecation)
+
+
+def _without_mesh(function):
+    """On a mesh with explicit axes, run the function with them automatic, and its results on all devices.
+
+    Pallas' interpreter mixes arrays of its own, which have no sharding, with ours. Split arrays do not come here:
+    whoever splits them calls the scan under `shard_map`, as `mamba_jax.selective_scan` does.
+    """
+    if jax.sharding.AxisType.Explicit not in jax.sharding.get_abstract_mesh().axis_types:
+        return function
+    return jax.sharding.auto_axes(function, out_sharding=jax.sharding.PartitionSpec())
 
 
 # -- what happens when a platform's branch is lowered ------------------------------------------------------------------

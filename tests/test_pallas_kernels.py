@@ -197,6 +197,14 @@ def test_vmap():
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x[i], y, rtol=1e-5, atol=1e-6), got, wanted)  # noqa: B023
 
 
+def test_replicated_on_a_mesh_with_explicit_axes():
+    arguments = make_arguments()
+    wanted = run(arguments, *cotangents(arguments))
+    with jax.set_mesh(jax.make_mesh((4,), ("devices",), axis_types=(jax.sharding.AxisType.Explicit,))):
+        got = run(arguments, *cotangents(arguments))
+    jax.tree.map(np.testing.assert_array_equal, got, wanted)
+
+
 def test_many_batch_rows_and_channels():
     """More programs than a GPU's second and third grid axis hold."""
     arguments = make_arguments(b=65537, l=1, d=1, n=1)
