@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import compat, device, portable, tiling
+from pallas_kernels import choice, compat, device, portable, tiling
 from pallas_kernels.arguments import Arguments
 
 _OTHER_FORMS = 'use scan="sequential" or scan="associative" instead'
@@ -108,11 +108,11 @@ def _forward(arguments: Arguments, delta_softplus: bool, keep_states: bool):
     options = {"delta_softplus": delta_softplus, "keep_states": keep_states}
 
     def interpreted(arguments: Arguments):
-        tile = tiling.interpreter_tiling(arguments.sizes)
-        return portable.forward(_prepared(arguments, _say_interpreted), tile, **options)
+        cut = choice.on_cpu(arguments.sizes).tiling
+        return portable.forward(_prepared(arguments, _say_interpreted), cut, **options)
 
     def on_gpu(arguments: Arguments):
-        if reason := _gpu_lacks(arguments):
+        if reason := choice.gpu_lacks(arguments.A.dtype, device.target_gpu()):
             return nowhere(arguments, reason)
         kernels, cut, arguments = _gpu_kernels(arguments)
         return kernels.forward(arguments, cut, **options)
@@ -130,12 +130,12 @@ def _backward(residuals, delta_softplus: bool) -> Arguments:
     """The gradient of each argument, from (arguments, boundaries, cotangent of y, cotangent of the last state)."""
 
     def interpreted(arguments: Arguments, boundaries, dy, dlast):
-        tile = tiling.interpreter_tiling(arguments.sizes)
+        cut = choice.on_cpu(arguments.sizes).tiling
         ready = _prepared(arguments, _say_interpreted)
-        return portable.backward(ready, boundaries, dy, dlast, tile, delta_softplus=delta_softplus)
+        return portable.backward(ready, boundaries, dy, dlast, cut, delta_softplus=delta_softplus)
 
     def on_gpu(arguments: Arguments, boundaries, dy, dlast):
-        if reason := _gpu_lacks(arguments):
+        if reason := choice.gpu_lacks(arguments.A.dtype, device.target_gpu()):
             return nowhere(arguments, reason=reason)
         kernels, cut, arguments = _gpu_kernels(arguments)
         return kernels.backward(arguments, boundaries, dy, dlast, cut, delta_softplus=delta_softplus)
@@ -147,19 +147,15 @@ def _backward(residuals, delta_softplus: bool) -> Arguments:
 
 
 def _gpu_kernels(arguments: Arguments):
-    """The kernels for the GPU at hand, how they cut the scan up, and the arguments to call them with.
-
-    Hopper and the Blackwell of data centers have the copy engine and the shared memory that the Mosaic kernels need.
-    """
-    gpu = device.target_gpu()
-    if gpu is not None and 90 <= gpu.capability < 110 and compat.HAS_MOSAIC:
+    """The kernels for the GPU at hand, how they cut the scan up, and the arguments to call them with."""
+    z = arguments.z
+    itemsizes = arguments.u.dtype.itemsize, arguments.delta.dtype.itemsize, 0 if z is None else z.dtype.itemsize
+    chosen = choice.on_gpu(arguments.sizes, itemsizes, device.target_gpu())
+    if chosen.kernels == "mosaic":
         from pallas_kernels import mosaic  # only now: jax 0.10 has other layouts
 
-        z = arguments.z
-        itemsizes = arguments.u.dtype.itemsize, arguments.delta.dtype.itemsize, 0 if z is None else z.dtype.itemsize
-        return mosaic, tiling.mosaic_tiling(arguments.sizes, itemsizes, gpu.multiprocessors), arguments
-    cut = tiling.triton_tiling(arguments.sizes)
-    return portable, cut, _prepared(arguments, compat.accept_triton_deprecation)
+        return mosaic, chosen.tiling, arguments
+    return portable, chosen.tiling, _prepared(arguments, compat.accept_triton_deprecation)
 
 
 def _without_mesh(function):
@@ -189,10 +185,3 @@ def _say_interpreted() -> None:
 
 def _refuse_to_lower(reason: str) -> None:
     raise NotImplementedError(f"{reason}; {_OTHER_FORMS}")
-
-
-def _gpu_lacks(arguments: Arguments) -> str | None:
-    """Why no GPU kernel takes these arguments; None if one does."""
-    if arguments.A.dtype == jnp.float64:
-        return "on a GPU the Pallas kernels take no float64"
-    return None

@@ -9,10 +9,12 @@ from pathlib import Path
 import flax
 import jax
 
-from mamba_jax.scan.pallas import LEAST_CAPABILITY
+from pallas_kernels import explain
+from pallas_kernels.choice import LEAST_CAPABILITY
 from pallas_kernels.device import target_gpu
 from train.config import TrainConfig
 from train.data import Corpus
+from train.step import model_config
 
 
 def banner(config: TrainConfig, corpus: Corpus, run_dir: Path, n_parameters: int) -> dict[str, str]:
@@ -28,6 +30,7 @@ def banner(config: TrainConfig, corpus: Corpus, run_dir: Path, n_parameters: int
         "model": f"{n_parameters:,} parameters: {config.n_layer} Mamba blocks of width {config.d_model}, "
         f"{config.d_state} states a channel, {config.dtype}",
         "scan": scan_reason(config.scan, device.platform),
+        **kernels(config, device.platform),
         "text": f"{corpus.name}: {len(corpus.train):,} bytes from {corpus.n_train_files} files to learn, "
         f"{len(corpus.validation):,} from {corpus.n_validation_files} held out{left_out}",
         "batch": f"{tokens:,} tokens a step: {config.batch_size} sequences of {config.seq_len} bytes",
@@ -36,6 +39,15 @@ def banner(config: TrainConfig, corpus: Corpus, run_dir: Path, n_parameters: int
         f"then a cosine down to {config.min_lr:g} at step {max(config.decay_steps, config.steps):,}",
         "run": str(run_dir),
     }
+
+
+def kernels(config: TrainConfig, platform: str) -> dict[str, str]:
+    """Which kernels run the scan; nothing where none do."""
+    if not scan_reason(config.scan, platform).startswith("pallas"):
+        return {}
+    model = model_config(config)
+    sizes = config.batch_size, config.seq_len, model.d_inner, model.d_state
+    return {"kernels": str(explain(*sizes, dtype=config.dtype))}
 
 
 def scan_reason(scan: str, platform: str) -> str:

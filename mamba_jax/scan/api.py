@@ -18,6 +18,7 @@ from mamba_jax.scan.chunked import skip_and_gate
 from mamba_jax.scan.inputs import ScanInputs, wide_dtype
 from mamba_jax.scan.sharded import over_shards, vary_alike
 from mamba_jax.scan.validate import check_arguments
+from pallas_kernels.choice import LEAST_CAPABILITY
 from pallas_kernels.device import Gpu, target_gpu
 
 Scan = Literal["auto", "sequential", "associative", "pallas"]
@@ -128,7 +129,7 @@ def _auto(inputs: ScanInputs) -> tuple[jax.Array, jax.Array]:
     """The fastest form for the platform that the program is lowered for, and on a GPU for its compute capability."""
     gpu = target_gpu()
     on_cuda = pallas.scan if gpu is not None and pallas.is_best(inputs, gpu) else associative.scan
-    if gpu is not None and gpu.capability < pallas.LEAST_CAPABILITY:
+    if gpu is not None and gpu.capability < LEAST_CAPABILITY:
         _say_that_gpu_is_old(gpu)
     return lax.platform_dependent(inputs, cpu=sequential.scan, cuda=on_cuda, default=associative.scan)
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 import pallas_kernels
 from mamba_jax.scan.inputs import ScanInputs
+from pallas_kernels.choice import LEAST_CAPABILITY
 from pallas_kernels.device import Gpu
 
 
@@ -23,10 +24,6 @@ def scan(inputs: ScanInputs) -> tuple[jax.Array, jax.Array]:
     return pallas_kernels.selective_scan(
         x.u, x.delta, x.A, x.B, x.C, x.D, x.z, x.delta_bias, x.initial_state, x.reset, delta_softplus=x.delta_softplus
     )
-
-
-LEAST_CAPABILITY = 80
-"""Ampere, compute capability 8.0: the least that the kernels compile for."""
 
 
 def is_best(inputs: ScanInputs, gpu: Gpu) -> bool:
