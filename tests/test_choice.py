@@ -46,7 +46,7 @@ def test_small_batches_are_split():
 def test_old_gpu_is_refused_in_one_line():
     with on("Tesla T4"):
         assert target_gpu().capability == 75
-        with pytest.raises(NotImplementedError, match="capability 8.0 or more, and Tesla T4 has 7.5"):
+        with pytest.raises(NotImplementedError, match=r"capability 8\.0 or more, and Tesla T4 has 7\.5"):
             explain(2, 100, 200)
 
 
@@ -62,7 +62,7 @@ def lowered(scan):
 
 
 def test_explicit_pallas_on_an_old_gpu():
-    with on("Tesla T4"), pytest.raises(NotImplementedError, match="and Tesla T4 has 7.5; use scan="):
+    with on("Tesla T4"), pytest.raises(NotImplementedError, match=r"and Tesla T4 has 7\.5; use scan="):
         lowered("pallas")
 
 
