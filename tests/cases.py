@@ -3,8 +3,8 @@
 The grid is the test grid of `mamba_ssm`'s CUDA kernel, the part that is commented out there included: 13 lengths,
 4 dtypes, every flag on and off, batch 2, dim 4, state 8. All settings of all flags would be 50,000 programs to compile,
 so the default run takes every length with every dtype and lets the flags come from a covering array: all pairs occur.
-Cases that differ only in flags with a neutral value (zeros for D, say) share a program; a test says that leaving such
-an argument out is the same to the bit.
+Cases that differ only in flags with a neutral value (zeros for D, say) share a program; another test says that leaving
+such an argument out is the same.
 """
 
 import collections
