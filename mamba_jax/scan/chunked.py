@@ -57,6 +57,8 @@ def chunked_scan(x: ScanInputs, advance: Advance, *, chunk: int) -> tuple[jax.Ar
 
     Between chunks only the state is kept; the backward pass recomputes a chunk from the state before it.
     """
+    # Widened before they are shared out: the parts of the gradients of B and C are summed wide, and rounded once.
+    x = dataclasses.replace(x, B=x.B.astype(x.A.dtype), C=x.C.astype(x.A.dtype))
     l = x.u.shape[1]
     full = l - l % chunk
     if full in (0, l):
@@ -128,7 +130,6 @@ def _run_chunk(advance: Advance, delta_softplus: bool, constants: dict, h: jax.A
     u_wide, Delta = u.astype(wide), delta.astype(wide) + x["delta_bias"]
     if delta_softplus:
         Delta = jax.nn.softplus(Delta)
-    B, C = (m.astype(jnp.promote_types(m.dtype, wide)) for m in (B, C))
     y, h = advance(h, Delta, Delta * u_wide, x["A"], B, C, x["reset"])
     return h, skip_and_gate(y, u_wide, z, D).astype(u.dtype)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mamba_jax.scan.inputs import ScanInputs
@@ -44,10 +45,16 @@ def over_shards(run: Callable[[ScanInputs], Outputs], inputs: ScanInputs, *, che
         reset=P(rows),
     )
     specs = dataclasses.replace(specs, **{f: None for f in ("z", "reset") if getattr(inputs, f) is None})
-    inputs = jax.tree.map(jax.reshard, inputs, specs)
+    # Named by the mesh, as the caller's may be known from the arrays alone, without `jax.set_mesh`.
+    inputs = jax.tree.map(lambda v, spec: jax.reshard(v, NamedSharding(mesh, spec)), inputs, specs)
     names = {*_names(rows), *_names(channels)}
     return jax.shard_map(
-        run, in_specs=(specs,), out_specs=(sequence, P(rows, channels)), axis_names=names, check_vma=check_vma
+        run,
+        mesh=mesh,
+        in_specs=(specs,),
+        out_specs=(sequence, P(rows, channels)),
+        axis_names=names,
+        check_vma=check_vma,
     )(inputs)
 
 
