@@ -28,9 +28,10 @@ class Choice:
     def __str__(self) -> str:
         cut = self.tiling
         if isinstance(cut, Tiling):
-            what = {"interpreter": "portable kernels, interpreted", "triton": "portable kernels through Triton"}
-            sizes = f"programs of {cut.channels} channels, {cut.num_warps} warps, states kept every {cut.chunk} steps"
-            return f"{what[self.kernels]}: {sizes}; {self.why}"
+            sizes = f"programs of {cut.channels} channels, states kept every {cut.chunk} steps"
+            if self.kernels == "interpreter":
+                return f"portable kernels, interpreted: {sizes}; {self.why}"
+            return f"portable kernels through Triton: {sizes}, {cut.num_warps} warps a program; {self.why}"
         forward, backward = (f"{size / 1024:.0f} KB" for size in self.shared_bytes)
         pieces = f"{cut.forward_pieces.count} forward, {cut.backward_pieces.count} backward"
         return (
