@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -158,7 +160,7 @@ def _gpu_kernels(arguments: Arguments):
     return portable, chosen.tiling, _prepared(arguments, compat.accept_triton_deprecation)
 
 
-def _without_mesh(function):
+def _without_mesh(function: Callable[..., Any]) -> Callable[..., Any]:
     """On a mesh with explicit axes, run the function with them automatic, and its results on all devices.
 
     Pallas' interpreter mixes arrays of its own, which have no sharding, with ours. Split arrays do not come here:

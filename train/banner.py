@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
+from typing import cast
 
 import flax
 import jax
@@ -46,7 +47,7 @@ def kernels(config: TrainConfig, platform: str) -> dict[str, str]:
     if not scan_reason(config.scan, platform).startswith("pallas"):
         return {}
     model = model_config(config)
-    sizes = config.batch_size, config.seq_len, model.d_inner, model.d_state
+    sizes = config.batch_size, config.seq_len, cast(int, model.d_inner), model.d_state  # the record derived it
     return {"kernels": str(explain(*sizes, dtype=config.dtype))}
 
 

@@ -73,7 +73,7 @@ def transposed_loop(u, delta, A, B, C, D) -> torch.Tensor:
 
 def mambapy_scan() -> Scan:
     """The parallel scan of the package mambapy (its `pscan`), called as its MambaBlock does."""
-    from mambapy.pscan import pscan
+    from mambapy.pscan import pscan  # pyright: ignore[reportMissingImports]
 
     def scan(u, delta, A, B, C, D):
         decay = torch.exp(delta[..., None] * A)
