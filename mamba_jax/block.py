@@ -72,7 +72,7 @@ class Mamba(nnx.Module):
             ValueError: an argument is out of its range; the message names it in backticks.
         """
         self.dtype = jnp.dtype(dtype)
-        fields: dict[str, Any] = {"dtype": self.dtype.name}  # not one of those that the annotation lists, perhaps
+        fields: dict[str, Any] = {"dtype": self.dtype.name}  # any name; the record checks it
         MambaConfig(  # for its checks alone
             d_model=d_model, d_state=d_state, d_conv=d_conv, expand=expand, dt_rank=dt_rank, d_inner=d_inner,
             dt_min=dt_min, dt_max=dt_max, dt_init=dt_init, dt_scale=dt_scale, dt_init_floor=dt_init_floor,

@@ -47,7 +47,7 @@ class Gpu:
 
 
 def target_platform() -> str:
-    """The platform that tracing should plan for: "cpu", "gpu" or "tpu". It decides sizes only, never results."""
+    """The platform that tracing should plan for: "cpu", "gpu" or "tpu". It decides sizes, not what is computed."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device.platform if device is not None else jax.default_backend()
 

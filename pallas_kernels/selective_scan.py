@@ -42,7 +42,7 @@ def selective_scan(
     run.
 
     Args:
-        u, delta, z: (b, l, d), float32, bfloat16 or float16, in any mixture; z may be None.
+        u, delta, z: (b, l, d), float32, bfloat16, float16, or float64 on a CPU, in any mixture; z may be None.
         A: (d, n), wide.
         B, C: (b, l, g, n), a group for d / g consecutive channels, in any of these dtypes, or (1, 1, d, n) if constant
             over time.

@@ -15,6 +15,7 @@ from pallas_kernels.choice import LEAST_CAPABILITY
 from pallas_kernels.device import target_gpu
 from train.config import TrainConfig
 from train.data import Corpus
+from train.errors import UsageError
 from train.step import model_config
 
 
@@ -43,12 +44,19 @@ def banner(config: TrainConfig, corpus: Corpus, run_dir: Path, n_parameters: int
 
 
 def kernels(config: TrainConfig, platform: str) -> dict[str, str]:
-    """Which kernels run the scan; nothing where none do."""
+    """Which kernels run the scan; nothing where none do.
+
+    Raises:
+        UsageError: they were asked for and cannot run on this device.
+    """
     if not scan_reason(config.scan, platform).startswith("pallas"):
         return {}
     model = model_config(config)
     sizes = config.batch_size, config.seq_len, cast(int, model.d_inner), model.d_state  # the record derived it
-    return {"kernels": str(explain(*sizes, dtype=config.dtype))}
+    try:
+        return {"kernels": str(explain(*sizes, dtype=config.dtype))}
+    except NotImplementedError as error:
+        raise UsageError(f"--scan {config.scan}: {error}; use sequential or associative") from None
 
 
 def scan_reason(scan: str, platform: str) -> str:

@@ -33,7 +33,7 @@ class TrainConfig:
     """
 
     config: str | None = None
-    """A TOML file with settings; flags go before it."""
+    """A TOML file with settings; flags override it."""
     run_dir: str | None = None
     """The run's folder; by default a new one under runs/. One that already holds a run is left alone."""
     resume: bool = False

@@ -89,7 +89,8 @@ def load_corpus(data: str | None, val_fraction: float, seq_len: int) -> Corpus:
                 texts.append(text)
     if not texts:
         reason = f"none of its {n_left_out} files is UTF-8 text" if n_left_out else "there is no text in it"
-        raise UsageError(f"--data {data}: {reason}")
+        source = "Python's standard library" if data is None else f"--data {data}"
+        raise UsageError(f"{source}: {reason}")
     train, validation = split_files(texts, val_fraction)
     corpus = Corpus(
         name="Python's standard library" if data is None else data,

@@ -24,7 +24,11 @@ def new_folder(run_dir: str | None, name: str) -> Path:
                 folder.mkdir(parents=True)
                 return folder
             except FileExistsError:
+                if not RUNS.is_dir():
+                    raise UsageError(f"{RUNS} is a file; name another folder with --run-dir") from None
                 number += 1
+            except OSError as error:
+                raise UsageError(f"{folder}: {error.strerror}; name another folder with --run-dir") from None
     folder = Path(run_dir)
     if any((folder / written).exists() for written in _WRITTEN):
         raise UsageError(f"--run-dir {folder} already holds a run: add --resume to go on with it, or name another")

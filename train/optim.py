@@ -17,8 +17,8 @@ _UNDECAYED_PARTS = ("bias", "norm")
 def learning_rate(config: TrainConfig) -> optax.Schedule:
     """The rate at each count of steps taken: a straight line up to `lr`, then half a cosine down to `min_lr`.
 
-    Its length is `decay_steps`, or `steps` if that is more. So a short run is the beginning of a longer one, and a run
-    that ended early and is resumed with more steps equals one that never ended.
+    Its length is `decay_steps`, or `steps` if that is more. So a run of up to `decay_steps`
+    steps is the beginning of a longer one, and resumed with more steps, up to those, it equals one that never ended.
     """
     return optax.warmup_cosine_decay_schedule(
         # The first step's rate is one part of the way up, not zero: no step is wasted.

@@ -1,7 +1,7 @@
 """`python -m mamba_jax.bench.inference`: a forward pass and decoding beside `transformers`, and reading the weights.
 
 All hold the same random weights; both sides' logits are compared before anything is timed. Decoding is timed without
-the prompt, and set beside the time that it takes merely to read the weights from memory: no step at batch 1 is faster.
+the prompt, and set beside the time that NumPy takes merely to read the weights from memory.
 """
 
 from __future__ import annotations

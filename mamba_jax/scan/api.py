@@ -84,6 +84,9 @@ def selective_scan(
     if scan not in FORMS:
         raise ValueError(f"`scan` is {scan!r}; expected one of {', '.join(map(repr, FORMS))}")
     inputs = canonical(**arguments, delta_softplus=delta_softplus)
+    if scan == "pallas":
+        pallas.check_supported(inputs)
+    # Pallas' calls know nothing of check_vma, and "auto" may hold one.
     y, last_state = over_shards(functools.partial(_run, FORMS[scan]), inputs, check_vma=scan in XLA_FORMS)
     return (y, last_state) if return_last_state else y
 

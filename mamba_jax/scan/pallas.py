@@ -12,18 +12,19 @@ from pallas_kernels.device import Gpu
 
 
 def scan(inputs: ScanInputs) -> tuple[jax.Array, jax.Array]:
-    """The selective scan by kernels that keep the state on chip (paper, section 3.3.2): y in u's dtype, last_state.
-
-    Raises NotImplementedError for what the kernels lack, naming the forms that have it.
-    """
-    if jnp.iscomplexobj(inputs.A):
-        raise NotImplementedError(
-            '`scan="pallas"` takes real A, B and C only; for complex ones use "sequential" or "associative"'
-        )
+    """The selective scan by kernels that keep the state on chip (paper, section 3.3.2): y in u's dtype, last_state."""
     x = inputs
     return pallas_kernels.selective_scan(
         x.u, x.delta, x.A, x.B, x.C, x.D, x.z, x.delta_bias, x.initial_state, x.reset, delta_softplus=x.delta_softplus
     )
+
+
+def check_supported(inputs: ScanInputs) -> None:
+    """Raise NotImplementedError for what no kernel has, naming the forms that have it."""
+    if jnp.iscomplexobj(inputs.A):
+        raise NotImplementedError(
+            '`scan="pallas"` takes real A, B and C only; for complex ones use "sequential" or "associative"'
+        )
 
 
 def is_best(inputs: ScanInputs, gpu: Gpu) -> bool:

@@ -10,7 +10,10 @@ from mamba_jax.scan.chunked import chunked_scan
 from mamba_jax.scan.inputs import ScanInputs
 
 CHUNK = 64
-"""Steps between kept states: 64 and 32 are equally fast, 64 keeps half as many (2 cores, AVX2, (2, 1024, 1536, 16))."""
+"""Steps between kept states: 64 and 32 are equally fast, and 64 keeps half as many.
+
+Measured on 2 cores with AVX2 at (2, 1024, 1536, 16), 2026-12-01.
+"""
 
 
 def scan(inputs: ScanInputs) -> tuple[jax.Array, jax.Array]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mamba_jax.scan.inputs import ScanInputs
@@ -23,12 +23,12 @@ Outputs = tuple[jax.Array, jax.Array]
 def over_shards(run: Callable[[ScanInputs], Outputs], inputs: ScanInputs, *, check_vma: bool) -> Outputs:
     """`run(inputs)` on each shard, by the sharding that the types of u, delta or z show; plainly where they show none.
 
-    Raises ValueError if the length or the state is sharded.
+    Raises ValueError if the length is sharded.
     """
-    rows, channels = _sharded_axes(inputs)
-    if rows is None and channels is None:
+    split = _first_split(inputs)
+    if split is None:
         return run(inputs)
-    mesh = jax.typeof(inputs.u).sharding.mesh
+    mesh, rows, channels = split
     inputs, groups = _groups_for(inputs, math.prod(mesh.shape[name] for name in _names(channels)), channels)
 
     def matrix(m: jax.Array) -> P:
@@ -70,20 +70,22 @@ def vary_alike(inputs: ScanInputs) -> ScanInputs:
 Axes = str | tuple[str, ...] | None
 
 
-def _sharded_axes(inputs: ScanInputs) -> tuple[Axes, Axes]:
-    """The mesh axes over which batch and channels are split: those of the first of u, delta, z that is split at all."""
+def _first_split(inputs: ScanInputs) -> tuple[AbstractMesh, Axes, Axes] | None:
+    """The mesh, and its axes for batch and channels, of the first of u, delta, z that is split at all."""
     for name in ("u", "delta", "z"):
         v = getattr(inputs, name)
-        spec = () if v is None else tuple(jax.typeof(v).sharding.spec)
-        rows, length, channels = (*spec, None, None, None)[:3]
+        if v is None:
+            continue
+        sharding = jax.typeof(v).sharding
+        rows, length, channels = (*sharding.spec, None, None, None)[:3]
         if length is not None:
             raise ValueError(
                 f"`{name}` is sharded along its length, over {length!r}; `selective_scan` takes the length whole: "
                 f"reshard it to {P(rows, None, channels)}"
             )
         if rows is not None or channels is not None:
-            return rows, channels
-    return None, None
+            return sharding.mesh, rows, channels
+    return None
 
 
 def _names(axes: Axes) -> tuple[str, ...]:

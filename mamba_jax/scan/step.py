@@ -48,6 +48,8 @@ def selective_state_update(
     Raises:
         ValueError: an argument's shape or dtype is wrong; the message names it, what it is and what it should be.
     """
+    state, x, dt, A, B, C = map(jnp.asarray, (state, x, dt, A, B, C))
+    D, z, dt_bias = (None if v is None else jnp.asarray(v) for v in (D, z, dt_bias))
     _check(state, x, dt, A, B, C, D, z, dt_bias)
     wide = wide_dtype(state, x, dt, A, B, C, D, z, dt_bias)
     b, d, n = state.shape
