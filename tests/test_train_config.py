@@ -93,7 +93,7 @@ def test_missing_file_is_named(tmp_path):
         (["--lr", "0"], "--lr 0.0: a number above 0"),
         (["--lr", "nan"], "--lr nan"),
         (["--val-fraction", "1"], "--val-fraction 1.0: a number between 0 and 1"),
-        (["--seed", "-1"], "--seed -1: 0 or more"),
+        (["--seed", "-1"], "--seed -1: a number from 0 to"),
         (["--vocab-size", "255"], "--vocab-size 255: 256 or more"),
         (["--dt-rank", "0"], "--dt-rank 0: 1 or more"),
     ],

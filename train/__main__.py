@@ -27,6 +27,9 @@ def main(arguments: Sequence[str]) -> int:
     except TrainingStopped as error:
         print_error("Training stopped", str(error))
         return error.exit_code
+    except OSError as error:
+        print_error("Training stopped", f"{error.filename or 'a file'}: {error.strerror or error}")
+        return 1
     except KeyboardInterrupt:
         print_error("Training stopped", "Interrupted before the first step.")
         return 130

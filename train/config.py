@@ -119,7 +119,7 @@ class TrainConfig:
 
 _POSITIVE = ("lr", "grad_clip")
 _BETWEEN_0_AND_1 = ("val_fraction", "beta1", "beta2")
-_AT_LEAST_0 = ("seed", "min_lr", "warmup_steps", "weight_decay", "sample_tokens", "temperature")
+_AT_LEAST_0 = ("min_lr", "warmup_steps", "weight_decay", "sample_tokens", "temperature")
 _AT_LEAST_1 = (
     "d_model", "n_layer", "d_state", "d_conv", "expand", "dt_rank", "steps", "batch_size", "seq_len", "decay_steps",
     "log_every", "eval_every", "eval_batches", "checkpoint_every", "keep_checkpoints",
@@ -200,12 +200,13 @@ def check_ranges(config: TrainConfig) -> None:
     Raises:
         UsageError: naming all that are not.
     """
-    mistakes = []
+    mistakes = ["--run-dir: the name of a folder is wanted"] if config.run_dir == "" else []
     for names, wanted, holds in (
         (_POSITIVE, "a number above 0", lambda x: 0 < x < math.inf),
         (_BETWEEN_0_AND_1, "a number between 0 and 1", lambda x: 0 < x < 1),
         (_AT_LEAST_0, "0 or more", lambda x: 0 <= x < math.inf),
         (_AT_LEAST_1, "1 or more", lambda x: x == "auto" or 1 <= x < math.inf),
+        (("seed",), "a number from 0 to 2**63 - 1", lambda x: 0 <= x < 2**63),
         (("vocab_size",), "256 or more, one for each byte,", lambda x: x >= 256),
     ):
         values = {name: getattr(config, name) for name in names}

@@ -87,12 +87,13 @@ class _Run:
     def go(self) -> None:
         """From here to the last step, then the sample, the plot and the summary."""
         config, start = self.config, time.perf_counter()
-        write_toml(self.run_dir / "config.toml", config)
         self.metrics = Metrics(self.run_dir / "metrics.jsonl", self.step)
         self.report.table(banner(config, self.corpus, self.run_dir, count_parameters(self.params)))
         first = self.step
         try:
             self._compile()
+            # Only now: settings that cannot run must not take the place of those that did.
+            write_toml(self.run_dir / "config.toml", config)
             with self.report.progress(first, config.steps):
                 self._steps()
         except KeyboardInterrupt:
