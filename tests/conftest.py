@@ -1,6 +1,8 @@
 """Set-up that all tests share: one compilation cache for the whole run, and four virtual CPU devices."""
 
 import atexit
+import gc
+import itertools
 import os
 import shutil
 import tempfile
@@ -17,3 +19,17 @@ import jax
 jax.config.update(
     "jax_num_cpu_devices", 4
 )  # only before first use; one process then tests single-device and sharded calls
+
+_TESTS_BETWEEN_CLEARINGS = 40
+_n_tests = itertools.count(1)
+
+
+def pytest_runtest_teardown() -> None:
+    """Let go of compiled programs now and then.
+
+    A test's programs hold about a hundred memory mappings, and Linux gives a process 65,530 (`vm.max_map_count`): the
+    whole suite in one process would abort in LLVM, or while it writes to the compilation cache.
+    """
+    if next(_n_tests) % _TESTS_BETWEEN_CLEARINGS == 0:
+        jax.clear_caches()
+        gc.collect()
