@@ -1,4 +1,4 @@
-"""Set-up that all tests share: one compilation cache for the whole run, and four virtual CPU devices."""
+"""Set-up that all tests share: one compilation cache for the whole run, and eight virtual CPU devices."""
 
 import atexit
 import gc
@@ -17,7 +17,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 import jax
 
 jax.config.update(
-    "jax_num_cpu_devices", 4
+    "jax_num_cpu_devices", 8
 )  # only before first use; one process then tests single-device and sharded calls
 
 _TESTS_BETWEEN_CLEARINGS = 40

@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -77,18 +77,25 @@ def selective_scan(
         ValueError: an argument's shape, dtype or name is wrong; the message names it, what it is and what it should be.
         NotImplementedError: the form named by `scan` cannot do this; the message names one that can.
     """
-    arguments = {"u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D, "z": z, "delta_bias": delta_bias}
-    arguments |= {"initial_state": initial_state, "segment_ids": segment_ids}
-    arguments = {name: None if v is None else jnp.asarray(v) for name, v in arguments.items()}
-    check_arguments(**arguments)
+    inputs = checked_inputs(
+        scan, u=u, delta=delta, A=A, B=B, C=C, D=D, z=z, delta_bias=delta_bias, initial_state=initial_state,
+        segment_ids=segment_ids, delta_softplus=delta_softplus,
+    )  # fmt: skip
+    # Pallas' calls know nothing of check_vma, and "auto" may hold one.
+    y, last_state = over_shards(functools.partial(run_form, scan), inputs, check_vma=scan in XLA_FORMS)
+    return (y, last_state) if return_last_state else y
+
+
+def checked_inputs(scan: Scan, *, delta_softplus: bool, **arguments: Any) -> ScanInputs:
+    """The canonical record of the arguments of `selective_scan`, all of them, which raises what that function does."""
+    arrays = {name: None if v is None else jnp.asarray(v) for name, v in arguments.items()}
+    check_arguments(**arrays)
     if scan not in FORMS:
         raise ValueError(f"`scan` is {scan!r}; expected one of {', '.join(map(repr, FORMS))}")
-    inputs = canonical(**arguments, delta_softplus=delta_softplus)
+    inputs = canonical(**arrays, delta_softplus=delta_softplus)
     if scan == "pallas":
         pallas.check_supported(inputs)
-    # Pallas' calls know nothing of check_vma, and "auto" may hold one.
-    y, last_state = over_shards(functools.partial(_run, FORMS[scan]), inputs, check_vma=scan in XLA_FORMS)
-    return (y, last_state) if return_last_state else y
+    return inputs
 
 
 def canonical(*, u, delta, A, B, C, D, z, delta_bias, initial_state, segment_ids, delta_softplus) -> ScanInputs:
@@ -119,13 +126,13 @@ def canonical(*, u, delta, A, B, C, D, z, delta_bias, initial_state, segment_ids
     return dataclasses.replace(inputs, **{k: jnp.repeat(m, g // m.shape[2], axis=2) for k, m in unequal.items()})
 
 
-def _run(form: Form, inputs: ScanInputs) -> tuple[jax.Array, jax.Array]:
+def run_form(scan: Scan, inputs: ScanInputs) -> tuple[jax.Array, jax.Array]:
     """One shard, or everything on one device; where there is no state or no time, without the form."""
     inputs = vary_alike(inputs)
     if inputs.initial_state.size == 0 or inputs.u.shape[1] == 0:
         u = inputs.u.astype(inputs.D.dtype)
         return skip_and_gate(jnp.zeros_like(u), u, inputs.z, inputs.D).astype(inputs.u.dtype), inputs.initial_state
-    return form(inputs)
+    return FORMS[scan](inputs)
 
 
 def _auto(inputs: ScanInputs) -> tuple[jax.Array, jax.Array]:
