@@ -1,6 +1,9 @@
 """train.loop and the command: whole runs, small ones, from the first line to the files they leave."""
 
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -20,6 +23,7 @@ SMALL = [
     "--batch-size", "2", "--log-every", "1", "--eval-every", "4", "--eval-batches", "2", "--checkpoint-every", "5",
     "--sample-tokens", "8",
 ]  # fmt: skip
+TIMES = ("step_ms", "tokens_per_s")
 STEP_KEYS = {"step", "loss", "bpb", "lr", "grad_norm", "step_ms", "tokens_per_s"}
 
 
@@ -30,7 +34,7 @@ def run(text, run_dir, *arguments):
 def losses(run_dir):
     """Everything in metrics.jsonl but the times."""
     records = read_metrics(run_dir / "metrics.jsonl")
-    return [{name: v for name, v in record.items() if name not in ("step_ms", "tokens_per_s")} for record in records]
+    return [{name: v for name, v in record.items() if name not in TIMES} for record in records]
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +169,88 @@ def test_bad_number_stops_with_the_step_and_the_checkpoint(text, tmp_path, capsy
     assert f"The last good checkpoint is of step 5: {tmp_path / 'checkpoints' / '5'}" in error
     last = read_metrics(tmp_path / "metrics.jsonl")[-1]
     assert (last["step"], last["loss"]) == (7, None)
+
+
+def test_bad_steps_can_be_left_out(text, tmp_path, capsys, monkeypatch):
+    batch = _Run._batch
+
+    def spoil(self, step):
+        got = batch(self, step)
+        # A token outside the vocabulary: its loss is no number.
+        return got._replace(tokens=np.full_like(got.tokens, 300)) if step in (3, 6) else got
+
+    monkeypatch.setattr(_Run, "_batch", spoil)
+    assert run(text, tmp_path, "--steps", "7", "--on-bad-loss", "skip") == 0
+    assert "At step 3 the loss is nan and the gradient's norm nan: left out" in capsys.readouterr().out
+    steps = [r for r in losses(tmp_path) if "loss" in r]
+    assert [r["step"] for r in steps if r["loss"] is None] == [3, 6]
+    # A step left out does not count for the schedule.
+    assert steps[2]["lr"] == steps[3]["lr"] < steps[4]["lr"]
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_ends_and_nothing_is_lost(text, ten, tmp_path, capsys, monkeypatch, number, exit_code):
+    log_step = _Run._log_step
+
+    def log_and_signal(self, step, *arguments):
+        log_step(self, step, *arguments)
+        if step == 7:
+            os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Run, "_log_step", log_and_signal)
+        assert run(text, tmp_path, "--steps", "10") == exit_code
+    error = capsys.readouterr().err
+    assert f"{number.name} after step 7; everything up to it is saved" in error
+    assert f"The last good checkpoint is of step 7: {tmp_path / 'checkpoints' / '7'}" in error
+    assert main(["--resume", "--run-dir", str(tmp_path)]) == 0
+    assert losses(tmp_path) == losses(ten)
+    assert checkpoint(tmp_path, 10) == checkpoint(ten, 10)
+
+
+def data_file(step):
+    """The largest file of a checkpoint, which holds the arrays."""
+    return max((path for path in step.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def flip(step):
+    data = bytearray(data_file(step).read_bytes())
+    data[len(data) // 2] ^= 1
+    data_file(step).write_bytes(data)
+
+
+DAMAGES = {
+    "flipped bit": flip,
+    "truncated": lambda step: data_file(step).write_bytes(data_file(step).read_bytes()[:100]),
+    "deleted": lambda step: data_file(step).unlink(),
+    "meta deleted": lambda step: shutil.rmtree(step / "meta"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(ten, tmp_path, capsys, damage):
+    run_dir = shutil.copytree(ten, tmp_path / "run")
+    damage(run_dir / "checkpoints" / "10")
+    files = len(list((run_dir / "checkpoints" / "10").rglob("*")))
+    assert main(["--resume", "--run-dir", str(run_dir)]) == 0
+    out = capsys.readouterr().out
+    assert "the checkpoint of step 10 is damaged: " in out
+    assert "loading the checkpoint of step 5" in out
+    assert losses(run_dir) == losses(ten)
+    assert checkpoint(run_dir, 10) == checkpoint(ten, 10)
+    assert len(list((run_dir / "checkpoints" / "10.damaged-1").rglob("*"))) == files
+
+
+def test_no_whole_checkpoint_ends_the_command_and_changes_nothing(ten, tmp_path, capsys):
+    run_dir = shutil.copytree(ten, tmp_path / "run")
+    for step in ("5", "10"):
+        flip(run_dir / "checkpoints" / step)
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    assert main(["--resume", "--run-dir", str(run_dir), "--steps", "20"]) == 1
+    error = capsys.readouterr().err
+    assert "None of the checkpoints in" in error
+    assert "Traceback" not in error
+    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize(

@@ -8,31 +8,69 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from train.errors import UsageError
+from mamba_jax.checkpoints.digests import write_digests
+from train.errors import TrainingStopped, UsageError
 
 
 class Checkpoints:
     """The checkpoints of one run, in `run_dir/checkpoints/STEP`.
 
-    Each holds a tree of arrays ("state": parameters, optimizer moments, key) and a JSON record ("meta": step, model,
-    text). Writing goes on in the background; a checkpoint has its name only once it is complete.
+    Each holds a tree of arrays ("state": parameters, optimizer moments, key), a JSON record ("meta": step, model,
+    text), and digests of both. Writing goes on in the background; a checkpoint has its name only once it is complete.
     """
 
-    def __init__(self, run_dir: Path, keep: int) -> None:
+    def __init__(self, run_dir: Path, keep: int, keep_every: int | None = None) -> None:
+        """Args: how many of the newest stay on disk; every how many steps one stays for good."""
+        self._run_dir = run_dir
+        self._folder = (run_dir / "checkpoints").absolute()  # orbax wants an absolute path
+        self._saving = 0
         self._manager = ocp.CheckpointManager(
-            # orbax wants an absolute path.
-            (run_dir / "checkpoints").absolute(),
-            options=ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True),
+            self._folder,
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=keep,
+                keep_period=keep_every,
+                enable_async_checkpointing=True,
+                async_options=ocp.AsyncOptions(post_finalization_callback=self._write_digests),
+                # What a killed run had begun to write.
+                cleanup_tmp_directories=True,
+            ),
         )
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> None:
-        """Begin to write a checkpoint; the arrays are copied before this returns, so they may be donated afterwards."""
+        """Begin to write a checkpoint; the arrays are copied before this returns, so they may be donated afterwards.
+
+        Raises:
+            TrainingStopped: this one or the one before could not be written.
+        """
         arguments = ocp.args.Composite(state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta))
-        self._manager.save(step, args=arguments, force=True)
+        self.latest_step()
+        self._saving = step
+        try:
+            self._manager.save(step, args=arguments, force=True)
+        except Exception as error:
+            raise self._not_written(error) from None
+
+    def check(self) -> None:
+        """See how the writing goes, without waiting for it.
+
+        Raises:
+            TrainingStopped: it has failed.
+        """
+        try:
+            self._manager.check_for_errors()
+        except Exception as error:
+            raise self._not_written(error) from None
 
     def latest_step(self) -> int | None:
-        """The step of the newest complete checkpoint, after whatever is being written; None if there is none."""
-        self._manager.wait_until_finished()
+        """The step of the newest complete checkpoint, after whatever is being written; None if there is none.
+
+        Raises:
+            TrainingStopped: the writing has failed.
+        """
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            raise self._not_written(error) from None
         return self._manager.latest_step()
 
     def meta(self, step: int) -> dict[str, Any]:
@@ -44,9 +82,39 @@ class Checkpoints:
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))["state"]
 
+    def reload(self) -> None:
+        """Look again which checkpoints there are."""
+        self._manager.reload()
+
     def close(self) -> None:
         """Wait for what is being written, and let go of the folder."""
         self._manager.close()
+
+    def _write_digests(self) -> None:
+        """What orbax calls when all files of a checkpoint are written, before it gives the folder its name."""
+        if jax.process_index() == 0:
+            (folder,) = self._folder.glob(f"{self._saving}.orbax-checkpoint-tmp*")
+            write_digests(folder)
+
+    def _not_written(self, error: Exception) -> TrainingStopped:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        full = "No space left on device" in reason
+        lines = [
+            f"The checkpoint of step {self._saving} could not be written to {self._folder}: "
+            + ("no space is left on the device." if full else reason),
+            last_good(self._run_dir, self._manager.latest_step()),
+        ]
+        return TrainingStopped("\n".join(lines))
+
+
+def last_good(run_dir: Path, step: int | None) -> str:
+    """What to say of the newest checkpoint when a run has ended early."""
+    if step is None:
+        return "There is no checkpoint yet."
+    return (
+        f"The last good checkpoint is of step {step}: {run_dir / 'checkpoints' / str(step)}\n"
+        f"To go on from it: --resume --run-dir {run_dir}"
+    )
 
 
 def check_same_model(saved: dict[str, Any], wanted: dict[str, Any], run_dir: Path) -> None:

@@ -104,7 +104,13 @@ class TrainConfig:
     checkpoint_every: int = 120
     """Steps between two checkpoints; the last step is always saved."""
     keep_checkpoints: int = 2
-    """How many checkpoints stay on disk."""
+    """How many of the newest checkpoints stay on disk."""
+    keep_every: int | None = None
+    """A checkpoint whose step is a multiple of this stays for good."""
+    on_bad_loss: Literal["stop", "skip"] = "stop"
+    """What to do at a step whose loss or gradient is not finite, or a spike: stop, or go on without that step."""
+    spike_factor: float | None = None
+    """A loss of more than so many times its running mean is a spike; by default none is."""
     sample_tokens: int = 400
     """Length of the sample that is written at the end; 0 writes none."""
     sample_prompt: str = "\n"
@@ -118,11 +124,12 @@ class TrainConfig:
 
 
 _POSITIVE = ("lr", "grad_clip")
+_ABOVE_1 = ("spike_factor",)
 _BETWEEN_0_AND_1 = ("val_fraction", "beta1", "beta2")
 _AT_LEAST_0 = ("min_lr", "warmup_steps", "weight_decay", "sample_tokens", "temperature")
 _AT_LEAST_1 = (
     "d_model", "n_layer", "d_state", "d_conv", "expand", "dt_rank", "steps", "batch_size", "seq_len", "decay_steps",
-    "log_every", "eval_every", "eval_batches", "checkpoint_every", "keep_checkpoints",
+    "log_every", "eval_every", "eval_batches", "checkpoint_every", "keep_checkpoints", "keep_every",
 )  # fmt: skip
 
 
@@ -203,13 +210,14 @@ def check_ranges(config: TrainConfig) -> None:
     mistakes = ["--run-dir: the name of a folder is wanted"] if config.run_dir == "" else []
     for names, wanted, holds in (
         (_POSITIVE, "a number above 0", lambda x: 0 < x < math.inf),
+        (_ABOVE_1, "a number above 1", lambda x: 1 < x < math.inf),
         (_BETWEEN_0_AND_1, "a number between 0 and 1", lambda x: 0 < x < 1),
         (_AT_LEAST_0, "0 or more", lambda x: 0 <= x < math.inf),
         (_AT_LEAST_1, "1 or more", lambda x: x == "auto" or 1 <= x < math.inf),
         (("seed",), "a number from 0 to 2**63 - 1", lambda x: 0 <= x < 2**63),
         (("vocab_size",), "256 or more, one for each byte,", lambda x: x >= 256),
     ):
-        values = {name: getattr(config, name) for name in names}
+        values = {name: value for name in names if (value := getattr(config, name)) is not None}
         mistakes += [f"{_flag(name)} {value}: {wanted} is wanted" for name, value in values.items() if not holds(value)]
     if mistakes:
         raise UsageError("\n".join(mistakes))

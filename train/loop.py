@@ -15,7 +15,7 @@ from flax import nnx
 
 from mamba_jax import MambaConfig, generate
 from train.banner import banner
-from train.checkpoint import Checkpoints, check_same_model
+from train.checkpoint import Checkpoints, check_same_model, last_good
 from train.config import PROGRAM, TrainConfig, write_toml
 from train.data import Batch, Corpus, load_corpus, training_batch, validation_batches
 from train.errors import TrainingStopped
@@ -24,6 +24,8 @@ from train.loss import bigram_bits_per_byte, bits_per_byte
 from train.metrics import Metrics, draw_loss, read_metrics
 from train.optim import learning_rate, make_optimizer
 from train.report import Report, compared, duration
+from train.resume import Found, checkpoint_folder, find_checkpoint, set_aside
+from train.signals import Signals
 from train.start import starting_point
 from train.step import Params, build_model, count_parameters, make_eval_step, make_train_step, model_graph
 
@@ -36,40 +38,55 @@ def train(config: TrainConfig, report: Report) -> None:
 
     Raises:
         UsageError: the settings cannot be met; nothing has been written then.
-        TrainingStopped: a loss that is not finite, or an interruption.
+        TrainingStopped: a loss that will not do, a checkpoint that cannot be read or written, or an interruption.
     """
-    config, architecture, params = starting_point(config)
-    with report.wait("reading the text"):
-        corpus = load_corpus(config.data, config.val_fraction, config.seq_len)
-    if config.resume and config.run_dir is not None:
-        run_dir = Path(config.run_dir)
-    else:
-        run_dir = new_folder(config.run_dir, name="bytes" if config.config is None else Path(config.config).stem)
-    checkpoints = Checkpoints(run_dir, config.keep_checkpoints)
-    try:
-        run = _Run(config, corpus, run_dir, checkpoints, report)
-        run.prepare(architecture, params)
-        if run.step >= config.steps:
-            report.line(f"{run_dir} is at step {run.step} of {config.steps} already: more --steps would go on")
+    with Signals() as signals:
+        found = Found(None, {})
+        if config.resume and config.run_dir is not None:
+            with report.wait("checking the checkpoints"):
+                found = find_checkpoint(Path(config.run_dir))
+            step = None if found.step is None else checkpoint_folder(Path(config.run_dir), found.step)
+            config, architecture, params = starting_point(config, step)
         else:
-            run.go()
-    finally:
-        checkpoints.close()
+            config, architecture, params = starting_point(config)
+        with report.wait("reading the text"):
+            corpus = load_corpus(config.data, config.val_fraction, config.seq_len)
+        if config.resume and config.run_dir is not None:
+            run_dir = Path(config.run_dir)
+        else:
+            run_dir = new_folder(config.run_dir, name="bytes" if config.config is None else Path(config.config).stem)
+        checkpoints = Checkpoints(run_dir, config.keep_checkpoints, config.keep_every)
+        try:
+            run = _Run(config, corpus, run_dir, checkpoints, report, signals)
+            run.prepare(architecture, params, found)
+            if run.step >= config.steps:
+                report.line(f"{run_dir} is at step {run.step} of {config.steps} already: more --steps would go on")
+            else:
+                run.go()
+        finally:
+            checkpoints.close()
 
 
 class _Run:
     """One call of the command, with everything that changes on its way: after `step` steps it holds what comes next."""
 
     def __init__(
-        self, config: TrainConfig, corpus: Corpus, run_dir: Path, checkpoints: Checkpoints, report: Report
+        self,
+        config: TrainConfig,
+        corpus: Corpus,
+        run_dir: Path,
+        checkpoints: Checkpoints,
+        report: Report,
+        signals: Signals,
     ) -> None:
         self.config, self.corpus, self.run_dir = config, corpus, run_dir
-        self.checkpoints, self.report = checkpoints, report
-        self.step = 0
+        self.checkpoints, self.report, self.signals = checkpoints, report, signals
+        self.step = self.saved_step = 0
         self.step_s = self.validation_s = 0.0  # how long one takes, for the ETA
 
-    def prepare(self, architecture: MambaConfig, params: Params | None = None) -> None:
-        """Parameters and moments: `params` or new ones, or the last checkpoint's if the run is resumed."""
+    def prepare(self, architecture: MambaConfig, params: Params | None, found: Found) -> None:
+        """Parameters and moments: `params` or new ones, or those of the checkpoint that the run is resumed from."""
+        self.found = found
         fields = dataclasses.asdict(architecture)
         model = {name: value for name, value in fields.items() if name not in _NOT_IDENTITY}
         self.meta = {"model": model, "text_sha256": self.corpus.fingerprint()}
@@ -94,10 +111,12 @@ class _Run:
             self._compile()
             # Only now: settings that cannot run must not take the place of those that did.
             write_toml(self.run_dir / "config.toml", config)
-            with self.report.progress(first, config.steps):
+            self._set_damaged_aside()
+            with self.report.progress(first, config.steps), self.signals.held():
                 self._steps()
-        except KeyboardInterrupt:
-            raise TrainingStopped(f"Interrupted after step {self.step}.\n{self._last_good()}", exit_code=130) from None
+        except KeyboardInterrupt as error:
+            message = f"Interrupted after step {self.step}.\n{self._last_good()}"
+            raise TrainingStopped(message, getattr(error, "exit_code", 130)) from None
         finally:
             self.metrics.close()
         self._show_sample()
@@ -109,7 +128,9 @@ class _Run:
         self._summarise(self.step - first, time.perf_counter() - start)
 
     def _restore(self) -> None:
-        step = self.checkpoints.latest_step()
+        step = self.found.step
+        for damaged, damage in self.found.damaged.items():
+            self.report.line(f"the checkpoint of step {damaged} is damaged: {damage}; going back", style="yellow")
         if step is None:
             self.report.line(f"{self.run_dir} has no checkpoint yet: beginning at step 0", style="yellow")
             return
@@ -120,7 +141,7 @@ class _Run:
         with self.report.wait(f"loading the checkpoint of step {step}"):
             state = self.checkpoints.restore(step, self._state())
         self.params, self.opt_state, self.key = state["params"], state["opt_state"], state["key"]
-        self.step = step
+        self.step = self.saved_step = step
 
     def _state(self) -> dict[str, Any]:
         """All arrays that the steps to come depend on; where the data stands follows from the step."""
@@ -137,8 +158,16 @@ class _Run:
         # All rates at once: a schedule called outside a compiled program costs many small ones.
         self.rates = np.asarray(jax.jit(learning_rate(self.config))(jnp.arange(self.config.steps)))
 
+    def _set_damaged_aside(self) -> None:
+        """Only once the run goes on from an earlier checkpoint: these steps will be saved anew."""
+        for step in self.found.damaged:
+            path = set_aside(checkpoint_folder(self.run_dir, step))
+            self.report.line(f"the damaged checkpoint of step {step} is now {path}", style="yellow")
+        self.checkpoints.reload()
+
     def _steps(self) -> None:
         config = self.config
+        skipped = int(self.opt_state.skipped)
         batch = self._batch(self.step + 1)
         for step in range(self.step + 1, config.steps + 1):
             start = time.perf_counter()
@@ -146,24 +175,43 @@ class _Run:
             # The device works while the next batch is made; reading the loss waits for it.
             batch = self._batch(step + 1)
             loss, grad_norm = float(metrics["loss"]), float(metrics["grad_norm"])
-            self._log_step(step, loss, grad_norm, time.perf_counter() - start)
-            if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-                what = f"At step {step} the loss is {loss} and the gradient's norm {grad_norm}."
-                raise TrainingStopped(f"{what}\n{self._last_good()}\nA lower --lr may help.")
+            self._log_step(step, loss, grad_norm, skipped, time.perf_counter() - start)
+            if int(metrics["skipped"]) > skipped:
+                self._bad_loss(step, loss, grad_norm)
+                skipped += 1
             self.step = step
             last = step == config.steps
             if last or step % config.eval_every == 0:
                 self._validate()
             if last or step % config.checkpoint_every == 0:
-                self.checkpoints.save(step, self._state(), {**self.meta, "step": step})
+                self._save()
+            self.checkpoints.check()
+            if self.signals.received is not None and not last:
+                self._save()
+                with self.report.wait(f"{self.signals.received.name}: saving step {step}"):
+                    self.checkpoints.latest_step()
+                message = f"{self.signals.received.name} after step {step}; everything up to it is saved."
+                raise TrainingStopped(f"{message}\n{self._last_good()}", self.signals.received.exit_code)
 
-    def _log_step(self, step: int, loss: float, grad_norm: float, seconds: float) -> None:
+    def _bad_loss(self, step: int, loss: float, grad_norm: float) -> None:
+        """A step that the optimizer has left out."""
+        what = f"At step {step} the loss is {loss:.6g} and the gradient's norm {grad_norm:.6g}"
+        if self.config.on_bad_loss == "stop":
+            raise TrainingStopped(f"{what}.\n{self._last_good()}\nA lower --lr may help; so may --on-bad-loss skip.")
+        self.report.line(f"{what}: left out", style="yellow")
+
+    def _save(self) -> None:
+        if self.step != self.saved_step:
+            self.checkpoints.save(self.step, self._state(), {**self.meta, "step": self.step})
+            self.saved_step = self.step
+
+    def _log_step(self, step: int, loss: float, grad_norm: float, skipped: int, seconds: float) -> None:
         config = self.config
         record = {
             "step": step,
             "loss": loss,
             "bpb": bits_per_byte(loss),
-            "lr": float(self.rates[step - 1]),
+            "lr": float(self.rates[step - 1 - skipped]),
             "grad_norm": grad_norm,
             "step_ms": 1000 * seconds,
             "tokens_per_s": config.batch_size * config.seq_len / seconds,
@@ -213,13 +261,7 @@ class _Run:
         )
 
     def _last_good(self) -> str:
-        step = self.checkpoints.latest_step()
-        if step is None:
-            return "There is no checkpoint yet."
-        path = self.run_dir / "checkpoints" / str(step)
-        return (
-            f"The last good checkpoint is of step {step}: {path}\nTo go on from it: --resume --run-dir {self.run_dir}"
-        )
+        return last_good(self.run_dir, self.checkpoints.latest_step())
 
     def _batch(self, step: int) -> Batch:
         config = self.config

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from train.config import TrainConfig
+from train.guard import guarded
 
 _UNDECAYED_NAMES = ("A_log", "D")
 _UNDECAYED_PARTS = ("bias", "norm")
@@ -44,14 +45,15 @@ def decayed(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(applies, params)
 
 
-def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
-    """Clip by global norm, then AdamW; the moments are float32 like the parameters."""
-    return optax.chain(
+def make_optimizer(config: TrainConfig) -> optax.GradientTransformationExtraArgs:
+    """Clip by global norm, then AdamW, both behind a guard; the moments are float32 like the parameters."""
+    clipped = optax.chain(
         optax.clip_by_global_norm(config.grad_clip),
         optax.adamw(
             learning_rate(config), b1=config.beta1, b2=config.beta2, weight_decay=config.weight_decay, mask=decayed
         ),
     )
+    return guarded(clipped, config.spike_factor)
 
 
 def global_norm(tree: Any) -> jax.Array:

@@ -9,7 +9,7 @@ from flax import nnx
 
 from mamba_jax import MambaConfig, MambaLM
 from mamba_jax.checkpoints.configs import MODEL_FIELDS
-from mamba_jax.checkpoints.run_folder import newest_step, read_run_config
+from mamba_jax.checkpoints.run_folder import read_run_config
 from train.config import TrainConfig
 from train.errors import UsageError
 from train.step import Params, model_config
@@ -18,17 +18,20 @@ from train.step import Params, model_config
 _SIZES = tuple(name for name in MODEL_FIELDS if hasattr(TrainConfig, name))
 
 
-def starting_point(config: TrainConfig) -> tuple[TrainConfig, MambaConfig, Params | None]:
+def starting_point(config: TrainConfig, step: Path | None = None) -> tuple[TrainConfig, MambaConfig, Params | None]:
     """The settings with the model's true sizes, the model, and its parameters if they are not to be new ones.
 
-    A run that began from a checkpoint and is resumed needs that one no more: its own newest says what the model is.
+    A run that began from a checkpoint and is resumed needs that one no more: its own says what the model is.
+
+    Args:
+        config: as the user gave it.
+        step: the folder of the run's own checkpoint, if it is resumed from one.
 
     Raises:
         UsageError: there is no such checkpoint, it cannot be loaded, or a flag asks for another model than it holds.
     """
     if config.init_from is None:
         return config, model_config(config), None
-    step = newest_step(Path(config.run_dir)) if config.resume and config.run_dir is not None else None
     if step is not None:
         problems: list[str] = []
         model = read_run_config(step, problems)

@@ -55,17 +55,18 @@ def make_loss(graphdef: nnx.GraphDef) -> Callable[[Params, Batch], jax.Array]:
     return loss
 
 
-def make_train_step(graphdef: nnx.GraphDef, optimizer: optax.GradientTransformation) -> Any:
+def make_train_step(graphdef: nnx.GraphDef, optimizer: optax.GradientTransformationExtraArgs) -> Any:
     """train_step(params, opt_state, batch) -> (params, opt_state, metrics), jitted; the first two are donated.
 
-    metrics: `loss` in nats and `grad_norm` before clipping, both of the parameters that came in.
+    metrics: `loss` in nats and `grad_norm` before clipping, both of the parameters that came in; `skipped`, how many
+    steps the optimizer has left out so far.
     """
     loss = make_loss(graphdef)
 
     def train_step(params: Params, opt_state: Any, batch: Batch) -> tuple[Params, Any, dict[str, jax.Array]]:
         value, gradients = jax.value_and_grad(loss)(params, batch)
-        updates, opt_state = optimizer.update(gradients, opt_state, params)
-        metrics = {"loss": value, "grad_norm": global_norm(gradients)}
+        updates, opt_state = optimizer.update(gradients, opt_state, params, loss=value)
+        metrics = {"loss": value, "grad_norm": global_norm(gradients), "skipped": opt_state.skipped}
         return optax.apply_updates(params, updates), opt_state, metrics
 
     return jax.jit(train_step, donate_argnums=(0, 1))
