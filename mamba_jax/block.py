@@ -32,6 +32,9 @@ class Mamba(nnx.Module):
     Parameters are float32: `in_proj`, `x_proj`, `dt_proj`, `out_proj` (nnx.Linear, kernels (in, out)), `conv_weight`
     (w, d_inner), `conv_bias` and `dt_bias` (d_inner,), `A_log` (d_inner, n), `D` (d_inner,). Weight decay is for the
     kernels and `conv_weight` alone.
+
+    With `selective=False` it is the same block around a time-invariant scan: B and C (d_inner, n) are parameters in
+    place of `x_proj` and `dt_proj`, and Delta = softplus(dt_bias).
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Mamba(nnx.Module):
         dt_init: DtInit = "random",
         dt_scale: float = 1.0,
         dt_init_floor: float = 1e-4,
+        selective: bool = True,
         conv_bias: bool = True,
         bias: bool = False,
         use_bcdt_norm: bool = False,
@@ -61,8 +65,8 @@ class Mamba(nnx.Module):
 
         Args:
             d_model: width outside the block.
-            d_state, d_conv, expand, dt_rank, d_inner, dt_min, dt_max, dt_init, dt_scale, dt_init_floor, conv_bias,
-                bias, use_bcdt_norm, mixer_rms_eps: as in `MambaConfig`.
+            d_state, d_conv, expand, dt_rank, d_inner, dt_min, dt_max, dt_init, dt_scale, dt_init_floor, selective,
+                conv_bias, bias, use_bcdt_norm, mixer_rms_eps: as in `MambaConfig`.
             out_proj_scale: factor on out_proj's initial weights; n_layer^-0.5 inside a model.
             scan: form of the selective scan: "auto", "sequential", "associative" or "pallas".
             dtype: of the activations.
@@ -76,7 +80,7 @@ class Mamba(nnx.Module):
         MambaConfig(  # for its checks alone
             d_model=d_model, d_state=d_state, d_conv=d_conv, expand=expand, dt_rank=dt_rank, d_inner=d_inner,
             dt_min=dt_min, dt_max=dt_max, dt_init=dt_init, dt_scale=dt_scale, dt_init_floor=dt_init_floor,
-            mixer_rms_eps=mixer_rms_eps, scan=scan, **fields,
+            selective=selective, use_bcdt_norm=use_bcdt_norm, mixer_rms_eps=mixer_rms_eps, scan=scan, **fields,
         )  # fmt: skip
         self.d_model, self.d_state, self.d_conv = d_model, d_state, d_conv
         self.d_inner = default_d_inner(d_model, expand) if d_inner is None else d_inner
@@ -89,11 +93,16 @@ class Mamba(nnx.Module):
 
         projection = initializers.projection
         self.in_proj = linear(d_model, 2 * self.d_inner, projection(d_model), use_bias=bias)
-        self.x_proj = linear(self.d_inner, self.dt_rank + 2 * d_state, projection(self.d_inner))
-        # dt_proj's bias is `dt_bias`: the scan adds it, in float32, before the softplus.
-        self.dt_proj = linear(
-            self.dt_rank, self.d_inner, initializers.dt_projection(self.dt_rank, dt_init, dt_scale)
-        )  # fmt: skip
+        self.selective = selective
+        if selective:
+            self.x_proj = linear(self.d_inner, self.dt_rank + 2 * d_state, projection(self.d_inner))
+            # dt_proj's bias is `dt_bias`: the scan adds it, in float32, before the softplus.
+            self.dt_proj = linear(
+                self.dt_rank, self.d_inner, initializers.dt_projection(self.dt_rank, dt_init, dt_scale)
+            )  # fmt: skip
+        else:
+            self.B = nnx.Param(jnp.ones((self.d_inner, d_state), jnp.float32))
+            self.C = nnx.Param(initializers.constant_C(rngs.params(), (self.d_inner, d_state)))
         self.out_proj = linear(self.d_inner, d_model, projection(self.d_inner, out_proj_scale), use_bias=bias)
         channels = (self.d_inner,)
         self.conv_weight = nnx.Param(projection(d_conv)(rngs.params(), (d_conv, *channels)))
@@ -179,7 +188,12 @@ class Mamba(nnx.Module):
         return jnp.where(afresh, 0, state.conv), jnp.where(afresh, 0, state.ssm)
 
     def _select(self, u: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """What makes the scan selective: delta (b, l, d), without its bias, and B and C (b, l, n), from u (b, l, d)."""
+        """What makes the scan selective: delta (b, l, d), without its bias, and B and C (b, l, n), from u (b, l, d).
+
+        In a block that is not selective delta is zero, and B and C are (d, n).
+        """
+        if not self.selective:
+            return jnp.zeros_like(u), self.B[...], self.C[...]
         dt, B, C = jnp.split(self.x_proj(u), [self.dt_rank, self.dt_rank + self.d_state], axis=-1)
         if self.bcdt_norm_eps is not None:
             dt, B, C = (rms_norm(part, eps=self.bcdt_norm_eps) for part in (dt, B, C))
@@ -199,10 +213,13 @@ class Mamba(nnx.Module):
         A = -jnp.exp(self.A_log[...])
         D, dt_bias = self.D[...], self.dt_bias[...]
         if u.shape[1] == 1:
+            channels = (u.shape[0], *A.shape)
             if h is None:
-                h = jnp.zeros((u.shape[0], *A.shape), state_dtype(self.dtype))
+                h = jnp.zeros(channels, state_dtype(self.dtype))
+            # To the step function, constants are as many groups as there are channels.
+            B, C = (m[:, 0] if self.selective else jnp.broadcast_to(m, channels) for m in (B, C))
             y, last_h = selective_state_update(
-                h, u[:, 0], delta[:, 0], A, B[:, 0], C[:, 0], D, z[:, 0], dt_bias, dt_softplus=True
+                h, u[:, 0], delta[:, 0], A, B, C, D, z[:, 0], dt_bias, dt_softplus=True
             )  # fmt: skip
             return y[:, None], last_h
         y, last_h = selective_scan(

@@ -59,6 +59,7 @@ class MambaConfig:
     initializer_range: float = 0.02  # standard deviation of the embedding
     rescale_prenorm_residual: bool = True  # out_proj starts smaller by sqrt(n_layer)
 
+    selective: bool = True  # False: B, C and Delta are learned constants, the same at every step
     conv_bias: bool = True
     bias: bool = False  # of in_proj and out_proj
     use_bcdt_norm: bool = False  # FalconMamba: B, C and dt pass through an RMSNorm without weights
@@ -88,6 +89,8 @@ class MambaConfig:
 
         for name in ("dt_min", "dt_max", "dt_scale", "dt_init_floor", "mixer_rms_eps", "norm_eps"):
             _check_positive(name, getattr(self, name))
+        if self.use_bcdt_norm and not self.selective:
+            raise ValueError("`use_bcdt_norm` needs `selective`: constant B, C and Delta have no norms")
         if self.dt_min > self.dt_max:
             raise ValueError(f"`dt_min` is {self.dt_min}, above `dt_max`, {self.dt_max}")
         if not self.initializer_range >= 0:

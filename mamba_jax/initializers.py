@@ -61,6 +61,14 @@ def projection(fan_in: int, scale: float = 1.0) -> nnx.Initializer:
     return symmetric_uniform(scale * fan_in**-0.5)
 
 
+def constant_C(key: jax.Array, shape: Sequence[int], dtype: DTypeLike = jnp.float32) -> jax.Array:
+    """C of a block that is not selective: standard normal, beside a B of ones, so that y keeps u's variance.
+
+    Source: S4D (arXiv 2206.11893, section 3.3), from which selection sets Mamba apart.
+    """
+    return jax.random.normal(key, shape, dtype)
+
+
 def embedding(initializer_range: float = 0.02) -> nnx.Initializer:
     """Normal with standard deviation `initializer_range` (`mamba_ssm.models.mixer_seq_simple._init_weights`)."""
     return nnx.initializers.normal(initializer_range)

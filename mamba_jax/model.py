@@ -50,7 +50,7 @@ class Layer(nnx.Module):
 
 _BLOCK_FIELDS = (
     "d_model", "d_state", "d_conv", "expand", "dt_rank", "d_inner", "dt_min", "dt_max", "dt_init", "dt_scale",
-    "dt_init_floor", "conv_bias", "bias", "use_bcdt_norm", "mixer_rms_eps", "scan", "dtype",
+    "dt_init_floor", "selective", "conv_bias", "bias", "use_bcdt_norm", "mixer_rms_eps", "scan", "dtype",
 )  # fmt: skip
 
 

@@ -148,7 +148,7 @@ def _load_run(cls: type[MambaLM], folder: Path, compute: dict[str, Any], place: 
     try:
         config = run_folder.read_run_config(step, problems)
         if config is not None:
-            shapes = {parameter.path: our_shape(parameter) for parameter in parameters(config, "hf")}
+            shapes = {path: variable.shape for path, variable in _abstract(cls, config)[1].items()}
             values = run_folder.read_run_parameters(step, shapes, place, problems)
     except (OSError, ValueError, KeyError) as error:  # orbax's, for files that are missing or damaged
         problems.append(f"{type(error).__name__}: {error}")
@@ -172,11 +172,16 @@ def _place(
 
 def _assemble(cls: type[MambaLM], config: MambaConfig, values: dict[tuple[str, ...], jax.Array]) -> MambaLM:
     """A model of these parameters, none of which was ever drawn at random."""
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: cls(config, rngs=nnx.Rngs(0))))
-    flat = {_path(keys): variable for keys, variable in nnx.to_flat_state(state)}
+    graphdef, flat = _abstract(cls, config)
     if set(flat) != set(values):
         raise RuntimeError(f"parameters without a place in the checkpoint's format: {set(flat) ^ set(values)}")
     return nnx.merge(graphdef, nnx.from_flat_state([(path, flat[path].replace(values[path])) for path in flat]))
+
+
+def _abstract(cls: type[MambaLM], config: MambaConfig) -> tuple[nnx.GraphDef, dict[tuple[str, ...], Any]]:
+    """What is static of a model, and its parameters by their paths, as shapes without values."""
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: cls(config, rngs=nnx.Rngs(0))))
+    return graphdef, {_path(keys): variable for keys, variable in nnx.to_flat_state(state)}
 
 
 def _path(keys: Sequence[Any]) -> tuple[str, ...]:

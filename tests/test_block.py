@@ -61,19 +61,23 @@ def in_numpy(layer, x):
     x, z = np.split(np.asarray(x, np.float64) @ p["in_proj/kernel"] + p["in_proj/bias"], 2, axis=-1)
     inputs = np.pad(x, ((0, 0), (layer.d_conv - 1, 0), (0, 0)))
     u = silu(sum(p["conv_weight"][k] * inputs[:, k : k + x.shape[1]] for k in range(layer.d_conv)) + p["conv_bias"])
-    dt, B, C = np.split(u @ p["x_proj/kernel"], [layer.dt_rank, layer.dt_rank + layer.d_state], axis=-1)
-    if layer.bcdt_norm_eps is not None:
-        dt, B, C = (v / np.sqrt((v**2).mean(-1, keepdims=True) + layer.bcdt_norm_eps) for v in (dt, B, C))
+    if layer.selective:
+        dt, B, C = np.split(u @ p["x_proj/kernel"], [layer.dt_rank, layer.dt_rank + layer.d_state], axis=-1)
+        if layer.bcdt_norm_eps is not None:
+            dt, B, C = (v / np.sqrt((v**2).mean(-1, keepdims=True) + layer.bcdt_norm_eps) for v in (dt, B, C))
+        delta = dt @ p["dt_proj/kernel"]
+    else:
+        delta, B, C = np.zeros_like(u), p["B"], p["C"]
     y, h = selective_scan_oracle(
-        u, dt @ p["dt_proj/kernel"], -np.exp(p["A_log"]), B, C, p["D"], z, p["dt_bias"], delta_softplus=True
-    )
+        u, delta, -np.exp(p["A_log"]), B, C, p["D"], z, p["dt_bias"], delta_softplus=True
+    )  # fmt: skip
     return y @ p["out_proj/kernel"] + p["out_proj/bias"], inputs[:, x.shape[1] :], h
 
 
-@pytest.mark.parametrize("use_bcdt_norm", [False, True])
+@pytest.mark.parametrize("options", [{}, {"use_bcdt_norm": True, "mixer_rms_eps": 0.01}, {"selective": False}])
 @pytest.mark.parametrize("scan", FORMS)
-def test_definition(scan, use_bcdt_norm):
-    layer, x = block(scan=scan, use_bcdt_norm=use_bcdt_norm, mixer_rms_eps=0.01), activations()
+def test_definition(scan, options):
+    layer, x = block(scan=scan, **options), activations()
     y, state = call(layer, x)
     expected, window, h = in_numpy(layer, x)
     assert_close(y, expected)
@@ -91,9 +95,10 @@ def test_short_prompts_continue_like_the_full_pass(length):
     assert_close(jnp.concatenate([first, second], axis=1), expected[:, : length + 5])
 
 
-def test_token_by_token_is_the_full_pass():
+@pytest.mark.parametrize("selective", [True, False])
+def test_token_by_token_is_the_full_pass(selective):
     """state-spaces/mamba 500, 187: step and forward agree, in outputs and states."""
-    layer, x = block(), activations()
+    layer, x = block(selective=selective), activations()
     expected, last = call(layer, x)
     state, ys = layer.init_state(BATCH), []
     for t in range(LENGTH):
@@ -121,10 +126,10 @@ def padded(x, filler):
     return jnp.asarray(full)
 
 
-@pytest.mark.parametrize("conv_bias", [False, True])
-def test_padding_changes_nothing(conv_bias):
+@pytest.mark.parametrize("options", [{}, {"conv_bias": False}, {"selective": False}])
+def test_padding_changes_nothing(options):
     """transformers 31540, state-spaces/mamba 66: with biases, before and after, and for the state that continues."""
-    layer, x, more = block(conv_bias=conv_bias), activations(5), activations(5, seed=1)
+    layer, x, more = block(**options), activations(5), activations(5, seed=1)
     y, state = call(layer, x)
     y_padded, state_padded = call(layer, padded(x, 7.0), None, MASK)
     assert_close(y_padded[MASK == 1].reshape(y.shape), y)

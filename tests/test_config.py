@@ -83,3 +83,8 @@ def test_frozen_and_hashable():
 def test_wrong_fields(field, value, message):
     with pytest.raises(ValueError, match=message):
         MambaConfig(**{field: value})
+
+
+def test_norms_on_what_is_not_there():
+    with pytest.raises(ValueError, match="`use_bcdt_norm` needs `selective`"):
+        MambaConfig(use_bcdt_norm=True, selective=False)

@@ -40,6 +40,26 @@ def test_loading_and_exporting(tmp_path):
     assert_same_parameters(lm, MambaLM.from_pretrained(tmp_path / "exported"))
 
 
+def test_a_model_without_selection_stays_a_run(tmp_path):
+    """Its folder loads; a published format has no place for it, and a file that says so is refused."""
+    run, exported = tmp_path / "run", tmp_path / "exported"
+    run.mkdir()
+    lm = random_model(TIED.replace(selective=False))
+    save_run(run, [lm])
+    got = MambaLM.from_pretrained(run)
+    assert got.config == lm.config
+    assert_same_parameters(lm, got)
+    for format in ("hf", "original"):
+        with pytest.raises(ValueError, match=r"^a model with `selective=False` has no published format[^\n]*$"):
+            got.save_pretrained(exported, format=format)
+    assert not exported.exists()
+    random_model(TIED).save_pretrained(exported)
+    config = json.loads((exported / "config.json").read_text())
+    (exported / "config.json").write_text(json.dumps(config | {"mamba_jax": {"selective": False}}))
+    with pytest.raises(ValueError, match=r"config key `mamba_jax.selective` is unknown"):
+        MambaLM.from_pretrained(exported)
+
+
 def test_placing_on_a_mesh(tmp_path):
     lm = random_model(TIED)
     save_run(tmp_path, [lm])

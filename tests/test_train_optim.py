@@ -14,6 +14,7 @@ from train.step import build_model
 CONFIG = TrainConfig(lr=0.1, weight_decay=0.5, warmup_steps=0)
 DECAYED = {"embedding", "in_proj.kernel", "x_proj.kernel", "dt_proj.kernel", "out_proj.kernel", "conv_weight"}
 NOT_DECAYED = {"A_log", "D", "dt_bias", "conv_bias", "norm.scale", "norm_f.scale"}
+SELECTION = {"x_proj.kernel", "dt_proj.kernel"}  # where there is none, B and C are parameters
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,13 @@ def test_zero_gradients_leave_what_has_no_decay(params):
     for name in DECAYED:
         np.testing.assert_allclose(after[name], 0.95 * before[name], rtol=1e-6, err_msg=name)
     assert {name for name, applies in by_name(decayed(params)).items() if applies} == DECAYED
+
+
+def test_constant_B_and_C_have_no_decay():
+    _, params = build_model(MambaConfig(vocab_size=256, d_model=16, n_layer=2, selective=False), seed=0)
+    applied = by_name(decayed(params))
+    assert set(applied) == (DECAYED - SELECTION) | NOT_DECAYED | {"B", "C"}
+    assert {name for name, applies in applied.items() if applies} == DECAYED - SELECTION
 
 
 def test_moments_are_float32(params):

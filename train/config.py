@@ -63,6 +63,8 @@ class TrainConfig:
     """Channels inside a block, as a multiple of d_model."""
     dt_rank: int | Literal["auto"] = "auto"
     """Rank of the projection to Delta; auto is d_model / 16."""
+    selective: bool = True
+    """Whether B, C and Delta depend on the input; without, they are learned constants, and the model time-invariant."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of activations; parameters and moments are float32 always."""
     remat: bool = False
@@ -87,7 +89,7 @@ class TrainConfig:
     decay_steps: int = 240
     """Steps from the first to the end of the cosine; a longer run stretches it, a shorter one is its beginning."""
     weight_decay: float = 0.1
-    """AdamW's decay; A_log, D, biases and norms have none."""
+    """AdamW's decay; A_log, B, C, D, biases and norms have none."""
     beta1: float = 0.9
     """Adam's first decay rate."""
     beta2: float = 0.95

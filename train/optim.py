@@ -11,7 +11,7 @@ import optax
 from train.config import TrainConfig
 from train.guard import guarded
 
-_UNDECAYED_NAMES = ("A_log", "D")
+_UNDECAYED_NAMES = ("A_log", "B", "C", "D")
 _UNDECAYED_PARTS = ("bias", "norm")
 
 
@@ -32,7 +32,7 @@ def learning_rate(config: TrainConfig) -> optax.Schedule:
 
 
 def decayed(params: Any) -> Any:
-    """A tree of booleans: True where weight decay applies, so not on A_log, D, biases and norms.
+    """A tree of booleans: True where weight decay applies, so not on A_log, B, C and D, biases and norms.
 
     Source: `mamba_ssm` marks A_log, D and dt_proj.bias `_no_weight_decay`. Decay would pull the poles of the recurrence
     to one place and the step sizes away from their initial range (state-spaces/mamba issue 798).

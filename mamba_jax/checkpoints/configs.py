@@ -86,7 +86,11 @@ _OURS = "mamba_jax"
 # How a model is computed is the caller's choice, not part of a checkpoint.
 COMPUTE_FIELDS = ("scan", "dtype", "remat", "remat_policy")
 MODEL_FIELDS = tuple(field.name for field in dataclasses.fields(MambaConfig) if field.name not in COMPUTE_FIELDS)
-_BOOLEANS = ("rescale_prenorm_residual", "conv_bias", "bias", "use_bcdt_norm", "residual_in_fp32", "tie_embeddings")
+_BOOLEANS = (
+    "rescale_prenorm_residual", "selective", "conv_bias", "bias", "use_bcdt_norm", "residual_in_fp32", "tie_embeddings",
+)  # fmt: skip
+# No published format has a place for constant B and C; a run's checkpoint has.
+_HF_OURS = tuple(name for name in MODEL_FIELDS if name != "selective")
 
 
 def read_config(data: Mapping[str, Any], problems: list[str]) -> tuple[MambaConfig | None, Format]:
@@ -108,8 +112,10 @@ def write_config(config: MambaConfig, format: Format, dtype: str) -> dict[str, A
     """The `config.json` of a model whose tensors are stored in `dtype`.
 
     Raises:
-        ValueError: the original format cannot express the model; every reason is listed.
+        ValueError: neither format, or the original one, can express the model; every reason is listed.
     """
+    if not config.selective:
+        raise ValueError("a model with `selective=False` has no published format: its B, C and Delta are constants")
     return _write_hf(config, dtype) if format == "hf" else _write_original(config)
 
 
@@ -162,8 +168,8 @@ def _read_hf(data: Mapping[str, Any], problems: list[str]) -> MambaConfig | None
     fields["pad_vocab_size_multiple"] = 1  # `vocab_size` counts the rows of the matrix, padding and all
     ours = data.get(_OURS, {})
     if isinstance(ours, dict):
-        problems += [f"config key `{_OURS}.{name}` is unknown" for name in ours if name not in MODEL_FIELDS]
-        fields |= {name: value for name, value in ours.items() if name in MODEL_FIELDS}
+        problems += [f"config key `{_OURS}.{name}` is unknown" for name in ours if name not in _HF_OURS]
+        fields |= {name: value for name, value in ours.items() if name in _HF_OURS}
     else:
         problems.append(f"config key `{_OURS}` must be a table, got {ours!r}")
     config = make_config(fields, problems, {field: key for key, field in _HF.items()})
