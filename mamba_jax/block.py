@@ -11,10 +11,11 @@ from jax.typing import DTypeLike
 
 from mamba_jax import initializers
 from mamba_jax.config import DtInit, MambaConfig, Scan, default_d_inner, default_dt_rank
-from mamba_jax.conv import advance_window, causal_conv
+from mamba_jax.conv import advance_window
 from mamba_jax.norm import rms_norm
 from mamba_jax.packing import Rows, arrange
-from mamba_jax.scan import selective_scan, selective_state_update
+from mamba_jax.parallel import causal_conv, selective_scan
+from mamba_jax.scan import selective_state_update
 from mamba_jax.state import MambaState, state_dtype, zero_state
 
 # softplus(-1e4 + any sensible bias) is exactly 0: the state stays as it was, and so do all gradients.
@@ -147,7 +148,7 @@ class Mamba(nnx.Module):
         self, x: jax.Array, rows: Rows, state: MambaState | None, *, return_state: bool
     ) -> tuple[jax.Array, MambaState | None]:
         """`__call__` for rows that are packed already: (b, l, d_model) -> same, and the new state if asked for."""
-        x, z = jnp.split(self.in_proj(x), 2, axis=-1)
+        x, z = self._project_in(x)
         window, h = self._start(x.shape[0], rows, state)
         conv_bias = None if self.conv_bias is None else self.conv_bias[...]
         u = jax.nn.silu(causal_conv(x, self.conv_weight[...], conv_bias, window=window, document=rows.document))
@@ -187,6 +188,18 @@ class Mamba(nnx.Module):
         afresh = rows.afresh[:, None, None]
         return jnp.where(afresh, 0, state.conv), jnp.where(afresh, 0, state.ssm)
 
+    def _project_in(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """x and z (b, l, d_inner), in one product whose two results are apart before it: so channels can be split.
+
+        Halving its (b, l, 2 d_inner) afterwards would move half of each activation between the devices that share them.
+        """
+        kernel, bias = self.in_proj.kernel[...], self.in_proj.bias
+        kernel = kernel.reshape(self.d_model, 2, self.d_inner).astype(self.dtype)
+        xz = jnp.einsum("bld,dtc->bltc", x.astype(self.dtype), kernel)
+        if bias is not None:
+            xz = xz + bias[...].reshape(2, self.d_inner).astype(self.dtype)
+        return xz[:, :, 0], xz[:, :, 1]
+
     def _select(self, u: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """What makes the scan selective: delta (b, l, d), without its bias, and B and C (b, l, n), from u (b, l, d).
 
@@ -222,8 +235,6 @@ class Mamba(nnx.Module):
                 h, u[:, 0], delta[:, 0], A, B, C, D, z[:, 0], dt_bias, dt_softplus=True
             )  # fmt: skip
             return y[:, None], last_h
-        y, last_h = selective_scan(
-            u, delta, A, B, C, D, z, dt_bias,
-            delta_softplus=True, initial_state=h, segment_ids=rows.document, return_last_state=True, scan=self.scan,
+        return selective_scan(
+            u, delta, A, B, C, D, z, dt_bias, initial_state=h, segment_ids=rows.document, scan=self.scan
         )  # fmt: skip
-        return y, last_h

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from mamba_jax.norm import along_last
 
@@ -45,6 +46,40 @@ def causal_conv(
             tap = jnp.where(same[..., None], tap, 0)
         y = y + tap * along_last(weight[k], x.shape)
     return y.astype(x.dtype)
+
+
+def window_from_left(
+    x: jax.Array,
+    width: int,
+    axis_name: str,
+    *,
+    window: jax.Array | None = None,
+    document: jax.Array | None = None,
+) -> jax.Array:
+    """The window of this device's part of a sequence: the last inputs of the part before it.
+
+    Under `shard_map`, with the length split over the devices of a mesh axis, in order.
+
+    Args:
+        x: (b, l, d), this device's part, l of w-1 or more.
+        width: w.
+        axis_name: the mesh axis.
+        window: (b, w-1, d), the inputs before the whole sequence; zeros if None.
+        document: (b, l) int, this device's part of what `causal_conv` takes. Inputs of another document than the
+            part's first token are zero.
+
+    Returns:
+        (b, w-1, d) in x's dtype.
+    """
+    start = x.shape[1] - (width - 1)
+    to_the_right = [(i, i + 1) for i in range(lax.axis_size(axis_name) - 1)]
+    inputs = lax.ppermute(x[:, start:], axis_name, to_the_right)  # the first part receives zeros
+    if document is not None:
+        inputs_of = lax.ppermute(document[:, start:], axis_name, to_the_right)
+        inputs = jnp.where((inputs_of == document[:, :1])[..., None], inputs, 0)
+    if window is None:
+        return inputs
+    return jnp.where(lax.axis_index(axis_name) == 0, window.astype(x.dtype), inputs)
 
 
 def advance_window(

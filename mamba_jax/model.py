@@ -17,6 +17,7 @@ from mamba_jax.block import Mamba
 from mamba_jax.config import MambaConfig, RematPolicy, Scan
 from mamba_jax.norm import RMSNorm
 from mamba_jax.packing import Rows, arrange
+from mamba_jax.parallel import constrain_residual
 from mamba_jax.state import MambaState, zero_state
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Layer(nnx.Module):
     ) -> tuple[jax.Array, MambaState | None]:
         """Residual (b, l, d_model) of packed rows -> same, and the block's new state if asked for."""
         y, state = self.mixer.mix(self.norm(residual), rows, state, return_state=return_state)
-        return residual + y.astype(residual.dtype), state
+        return constrain_residual(residual + y.astype(residual.dtype)), state
 
 
 _BLOCK_FIELDS = (
@@ -248,7 +249,8 @@ class MambaLM(nnx.Module):
         # All layers have seen the same documents: the first one's state speaks for them.
         first = None if state is None else jax.tree.map(lambda leaf: leaf[0], state)
         rows = arrange(tokens.shape, attention_mask, segment_ids, first)
-        residual, state = self._run_layers(self.embed(rows.pack(tokens)), rows, state, return_state)
+        residual = constrain_residual(self.embed(rows.pack(tokens)))
+        residual, state = self._run_layers(residual, rows, state, return_state)
         return rows.unpack(self.norm_f(residual)), state
 
     def _run_layers(
