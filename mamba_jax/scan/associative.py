@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mamba_jax.scan.chunked import chunked_scan
+from mamba_jax.scan.chunked import chunked_scan, over_channels
 from mamba_jax.scan.inputs import ScanInputs
 from pallas_kernels.device import target_platform
 
@@ -32,9 +32,10 @@ def scan(inputs: ScanInputs) -> tuple[jax.Array, jax.Array]:
 
 def advance(h, Delta, drive, A, B, C, reset) -> tuple[jax.Array, jax.Array]:
     """One chunk of one block, as `chunked.Advance` says."""
+    B, C = (over_channels(m, *h.shape) if m.ndim == 2 else m for m in (B, C))
     a = jnp.exp(Delta[:, None] * A)
     if reset is not None:
-        a = jnp.where(reset[:, None, None, None], 0, a)
+        a = jnp.where(reset[:, None, None], 0, a)
     a, x = lax.associative_scan(combine, (a, B * drive[:, None]))
     h = a * h + x
     y = jnp.sum(h * C, axis=1)

@@ -1,18 +1,18 @@
 """What the two XLA forms share: channels in blocks, time in rematerialised chunks, what surrounds the recurrence.
 
 A form supplies only `advance`, the recurrence over one chunk of one block. All of it is plain JAX, so that every
-transformation works. Within a block the channels are k groups of c: a B shared by a group is broadcast, never repeated.
+transformation works. A block may hold several groups of channels: a B or C is broadcast to its group, never repeated.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
-from einops import rearrange, repeat
 from jax import lax
 
 from mamba_jax.scan.inputs import ScanInputs
@@ -23,8 +23,8 @@ Advance = Callable[..., tuple[jax.Array, jax.Array]]
 
     h_t = exp(Delta_t A) * h_{t-1} + B_t drive_t,   y_t = sum_n C_t[n] h_t[n]
 
-h, A (n, k, c); Delta, drive = Delta * u, and y (t, k, c); B, C (t, n, k, 1), or (1, n, k, c) if constant;
-reset (t,) or None.
+h, A (n, c); Delta, drive = Delta * u, and y (t, c); B, C (t, n k), to be spread `over_channels`, or (1, n, c) if
+constant; reset (t,) or None.
 """
 
 
@@ -81,34 +81,35 @@ def _scan_chunks(x: ScanInputs, advance: Advance, *, chunk: int) -> tuple[jax.Ar
     (b, l, d), g = x.u.shape, x.groups
     blocks = choose_blocks(d, g)
     rows, columns = -(-g // blocks.groups), -(-(d // g) // blocks.channels)  # blocks of groups, blocks within a group
-    count = {"i": rows, "j": columns}
+    # Batch row b and block (i, j) of it; chunk q and step t of it; group k, channel c and state n of a block.
+    size = {"b": b, "i": rows, "j": columns, "q": l // chunk, "t": chunk}
+    size |= {"k": blocks.groups, "c": blocks.channels, "n": x.A.shape[1]}
+    rearrange = functools.partial(_rearrange, size=size)
 
-    def cut(v: jax.Array, pattern: str) -> jax.Array:
-        """Cut the axes l and d of `pattern` into chunks and blocks, the blocks (b i j) in front."""
-        axis = pattern.split(" ->")[0].split().index("d")
-        v = v.reshape(*v.shape[:axis], g, d // g, *v.shape[axis + 1 :])
-        v = _pad(_pad(v, axis, rows * blocks.groups), axis + 1, columns * blocks.channels)
-        pattern = pattern.replace(" d ", " (i k) (j c) ").replace("b l", "b (q t)")
-        return rearrange(v, pattern, **count, **({"t": chunk} if " t " in pattern else {}))
+    def cut(v: jax.Array, axes: str, blocked: str) -> jax.Array:
+        """v with `axes`, the channels d among them padded to whole blocks, rearranged to the axes `blocked`."""
+        at = axes.split().index("d")
+        v = v.reshape(*v.shape[:at], g, d // g, *v.shape[at + 1 :])
+        v = _pad(_pad(v, at, rows * blocks.groups), at + 1, columns * blocks.channels)
+        return rearrange(v, axes.replace("d", "ik jc"), blocked)
 
-    def constant(v: jax.Array, pattern: str) -> jax.Array:
-        return cut(jnp.broadcast_to(v, (b, *v.shape)), pattern)
+    def join(v: jax.Array, blocked: str, axes: str) -> jax.Array:
+        """`cut` undone."""
+        at = axes.split().index("d")
+        v = rearrange(v, blocked, axes.replace("d", "ik jc"))
+        v = lax.slice_in_dim(lax.slice_in_dim(v, 0, g, axis=at), 0, d // g, axis=at + 1)
+        return v.reshape(*v.shape[:at], d, *v.shape[at + 2 :])
 
-    constants = {
-        "A": constant(x.A, "b d n -> (b i j) n k c"),
-        "D": constant(x.D, "b d -> (b i j) k c"),
-        "delta_bias": constant(x.delta_bias, "b d -> (b i j) k c"),
-    }
-    varying = {"u": x.u, "delta": x.delta, "z": x.z}
-    varying = jax.tree.map(lambda v: cut(v, "b l d -> (b i j) q t k c"), varying)
-    varying["reset"] = None if x.reset is None else repeat(x.reset, "b (q t) -> (b i j) q t", t=chunk, **count)
+    constants = {"A": cut(x.A, "d n", "bij n kc")}
+    constants |= {"D": cut(x.D, "d", "bij kc"), "delta_bias": cut(x.delta_bias, "d", "bij kc")}
+    varying = jax.tree.map(lambda v: cut(v, "b qt d", "bij q t kc"), {"u": x.u, "delta": x.delta, "z": x.z})
+    varying["reset"] = None if x.reset is None else rearrange(x.reset, "b qt", "bij q t")
     for name, m in (("B", x.B), ("C", x.C)):
         if x.is_constant(m):
-            constants[name] = constant(m[0, 0], "b d n -> (b i j) 1 n k c")
+            constants[name] = cut(m[0, 0], "d n", "bij n kc")[:, None]
         else:  # repeated for each block of a group: an n-th of 128 of u's size
-            m = _pad(m, 2, rows * blocks.groups)
-            varying[name] = repeat(m, "b (q t) (i k) n -> (b i j) q t n k 1", t=chunk, **count)
-    h = cut(x.initial_state, "b d n -> (b i j) n k c")
+            varying[name] = rearrange(_pad(m, 2, rows * blocks.groups), "b qt ik n", "bij q t nk")
+    h = cut(x.initial_state, "b d n", "bij n kc")
 
     def run_block(block):
         varying, constants, h = block
@@ -117,9 +118,27 @@ def _scan_chunks(x: ScanInputs, advance: Advance, *, chunk: int) -> tuple[jax.Ar
 
     over_blocks = functools.partial(lax.map, run_block) if blocks.in_turn else jax.vmap(run_block)
     h, y = over_blocks((varying, constants, h))
-    y = rearrange(y, "(b i j) q t k c -> b (q t) (i k) (j c)", **count)[:, :, :g, : d // g]
-    h = rearrange(h, "(b i j) n k c -> b (i k) (j c) n", **count)[:, :g, : d // g]
-    return y.reshape(b, l, d), h.reshape(x.initial_state.shape)
+    return join(y, "bij q t kc", "b qt d"), join(h, "bij n kc", "b d n")
+
+
+def _rearrange(v: jax.Array, before: str, after: str, *, size: Mapping[str, int]) -> jax.Array:
+    """v with the axes `before` as one with the axes `after`: "bij" is one axis, made of b, i and j in that order.
+
+    Along names that are new in `after` v is repeated. Axes of one take no part: XLA for CPUs gives them odd places in
+    memory, and then copies everything: a third of the time of a forward pass.
+    """
+    old, new = ([name for name in axes.replace(" ", "") if size[name] != 1] for axes in (before, after))
+    v = v.reshape([size[name] for name in old])
+    v = v.transpose([old.index(name) for name in new if name in old])
+    v = lax.broadcast_in_dim(v, [size[name] for name in new], [new.index(name) for name in new if name in old])
+    return v.reshape([math.prod(size[name] for name in axis) for axis in after.split()])
+
+
+def over_channels(m: jax.Array, n: int, channels: int) -> jax.Array:
+    """B or C (..., n k) as (..., n, channels): each of the k groups serves channels / k of them, side by side."""
+    k = m.shape[-1] // n
+    m = jnp.broadcast_to(m.reshape(*m.shape[:-1], n, k, 1), (*m.shape[:-1], n, k, channels // k))
+    return m.reshape(*m.shape[:-3], n, channels)
 
 
 def _run_chunk(advance: Advance, delta_softplus: bool, constants: dict, h: jax.Array, varying: dict):

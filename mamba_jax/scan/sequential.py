@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mamba_jax.scan.chunked import chunked_scan
+from mamba_jax.scan.chunked import chunked_scan, over_channels
 from mamba_jax.scan.inputs import ScanInputs
 
 CHUNK = 64
@@ -24,16 +24,16 @@ def scan(inputs: ScanInputs) -> tuple[jax.Array, jax.Array]:
 def advance(h, Delta, drive, A, B, C, reset) -> tuple[jax.Array, jax.Array]:
     """One chunk of one block, as `chunked.Advance` says."""
 
+    B_constant, C_constant = (m[0] if m.ndim == 3 else None for m in (B, C))
+
     def step(h, x):
         Delta, drive, B, C, reset = x
         if reset is not None:
             h = jnp.where(reset, 0, h)
-        h = jnp.exp(Delta * A) * h + (B_constant if B is None else B) * drive
-        y = jnp.sum(h * (C_constant if C is None else C), axis=0)
+        h = jnp.exp(Delta * A) * h + (over_channels(B, *h.shape) if B_constant is None else B_constant) * drive
+        y = jnp.sum(h * (over_channels(C, *h.shape) if C_constant is None else C_constant), axis=0)
         return h, 2 * y.real if jnp.iscomplexobj(y) else y
 
-    t = Delta.shape[0]
-    B, B_constant = (B, None) if B.shape[0] == t else (None, B[0])
-    C, C_constant = (C, None) if C.shape[0] == t else (None, C[0])
+    B, C = (None if m.ndim == 3 else m for m in (B, C))
     h, y = lax.scan(step, h, (Delta, drive, B, C, reset))
     return y, h
