@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from train.__main__ import main
-from train.loop import _Run
+from train.loop import Run
 from train.metrics import read_metrics
 
 TEXT = b"".join(b"line %d of a text that repeats itself, and counts to %d\n" % (i, i * i) for i in range(300))
@@ -99,7 +99,7 @@ def checkpoint(run_dir, step):
 
 
 def test_killed_run_goes_on_from_its_last_checkpoint(text, ten, tmp_path, monkeypatch):
-    log_step = _Run._log_step
+    log_step = Run._log_step
 
     def log_or_die(self, step, *arguments):
         log_step(self, step, *arguments)
@@ -107,7 +107,7 @@ def test_killed_run_goes_on_from_its_last_checkpoint(text, ten, tmp_path, monkey
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Run, "_log_step", log_or_die)
+        patch.setattr(Run, "_log_step", log_or_die)
         assert run(text, tmp_path, "--steps", "10") == 130
     assert losses(tmp_path)[-1]["step"] == 7
     assert main(["--resume", "--run-dir", str(tmp_path)]) == 0
@@ -155,14 +155,14 @@ def test_lines_say_what_happens(text, tmp_path, capsys):
 
 
 def test_bad_number_stops_with_the_step_and_the_checkpoint(text, tmp_path, capsys, monkeypatch):
-    log_step = _Run._log_step
+    log_step = Run._log_step
 
     def spoil(self, step, *arguments):
         log_step(self, step, *arguments)
         if step == 6:
             self.params = jax.tree.map(lambda leaf: leaf * np.nan, self.params)
 
-    monkeypatch.setattr(_Run, "_log_step", spoil)
+    monkeypatch.setattr(Run, "_log_step", spoil)
     assert run(text, tmp_path, "--steps", "10") == 1
     error = capsys.readouterr().err
     assert "At step 7 the loss is nan" in error
@@ -172,14 +172,14 @@ def test_bad_number_stops_with_the_step_and_the_checkpoint(text, tmp_path, capsy
 
 
 def test_bad_steps_can_be_left_out(text, tmp_path, capsys, monkeypatch):
-    batch = _Run._batch
+    batch = Run._batch
 
     def spoil(self, step):
         got = batch(self, step)
         # A token outside the vocabulary: its loss is no number.
         return got._replace(tokens=np.full_like(got.tokens, 300)) if step in (3, 6) else got
 
-    monkeypatch.setattr(_Run, "_batch", spoil)
+    monkeypatch.setattr(Run, "_batch", spoil)
     assert run(text, tmp_path, "--steps", "7", "--on-bad-loss", "skip") == 0
     assert "At step 3 the loss is nan and the gradient's norm nan: left out" in capsys.readouterr().out
     steps = [r for r in losses(tmp_path) if "loss" in r]
@@ -190,7 +190,7 @@ def test_bad_steps_can_be_left_out(text, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_ends_and_nothing_is_lost(text, ten, tmp_path, capsys, monkeypatch, number, exit_code):
-    log_step = _Run._log_step
+    log_step = Run._log_step
 
     def log_and_signal(self, step, *arguments):
         log_step(self, step, *arguments)
@@ -198,7 +198,7 @@ def test_a_signal_saves_and_ends_and_nothing_is_lost(text, ten, tmp_path, capsys
             os.kill(os.getpid(), number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Run, "_log_step", log_and_signal)
+        patch.setattr(Run, "_log_step", log_and_signal)
         assert run(text, tmp_path, "--steps", "10") == exit_code
     error = capsys.readouterr().err
     assert f"{number.name} after step 7; everything up to it is saved" in error

@@ -19,8 +19,8 @@ def plain():
 def test_a_step_is_one_plain_line_however_narrow_the_file():
     report, file = plain()
     with report.progress(0, 10):
-        report.step(RECORD, 10, eta_s=75, printed=True)
-        report.step(RECORD, 10, eta_s=75, printed=False)
+        report.step(RECORD, 10, eta_s=75, score="bpb 2.164", printed=True)
+        report.step(RECORD, 10, eta_s=75, score="bpb 2.164", printed=False)
     expected = (
         "step  5/10 | loss 1.5000 | bpb 2.164 | lr 1.00e-03 | grad norm 0.50 | 250 ms | 8,192 tok/s | ETA 1m 15s\n"
     )
@@ -59,7 +59,7 @@ def test_a_terminal_sees_a_bar_and_keeps_the_lines():
     with report.wait("compiling"):
         pass
     with pytest.raises(KeyError), report.progress(0, 10):
-        report.step(RECORD, 10, eta_s=75, printed=True)
+        report.step(RECORD, 10, eta_s=75, score="bpb 2.164", printed=True)
         raise KeyError
     assert "\x1b[" in file.getvalue()
     assert "50%" in file.getvalue()

@@ -18,9 +18,10 @@ def main(arguments: Sequence[str]) -> int:
     try:
         config = parse(arguments)
         # JAX is loaded only now: a wrong flag is answered at once.
-        from train.loop import train
+        from train.loop import Run, train
+        from train.task_run import TaskRun
 
-        train(config, report)
+        train(config, report, Run if config.task == "lm" else TaskRun)
     except UsageError as error:
         print_error("Cannot train", str(error))
         return 2

@@ -17,15 +17,14 @@ from train.config import TrainConfig
 from train.data import Corpus
 from train.errors import UsageError
 from train.step import model_config
+from train.tasks import SyntheticTask
 
 
-def banner(config: TrainConfig, corpus: Corpus, run_dir: Path, n_parameters: int) -> dict[str, str]:
+def banner(config: TrainConfig, corpus: Corpus | SyntheticTask, run_dir: Path, n_parameters: int) -> dict[str, str]:
     """Names and what they stand for, in order."""
     device = jax.devices()[0]
     cores = f", {os.cpu_count()} cores" if device.platform == "cpu" else ""
-    tokens = config.batch_size * config.seq_len
-    total = config.steps * tokens
-    left_out = f"; {corpus.n_left_out} files left out, not UTF-8" if corpus.n_left_out else ""
+    data = task_rows(config, corpus) if isinstance(corpus, SyntheticTask) else text_rows(config, corpus)
     return {
         "versions": f"jax {jax.__version__}, flax {flax.__version__}, Python {platform.python_version()}",
         "device": f"{jax.device_count()} x {device.device_kind}{cores}",
@@ -33,13 +32,34 @@ def banner(config: TrainConfig, corpus: Corpus, run_dir: Path, n_parameters: int
         f"{config.d_state} states a channel, {config.dtype}",
         "scan": scan_reason(config.scan, device.platform),
         **kernels(config, device.platform),
+        **data,
+        "rate": f"{config.lr:g} after {config.warmup_steps} steps, "
+        f"then a cosine down to {config.min_lr:g} at step {max(config.decay_steps, config.steps):,}",
+        "run": str(run_dir),
+    }
+
+
+def text_rows(config: TrainConfig, corpus: Corpus) -> dict[str, str]:
+    """What is read, and how much of it."""
+    tokens = config.batch_size * config.seq_len
+    total = config.steps * tokens
+    left_out = f"; {corpus.n_left_out} files left out, not UTF-8" if corpus.n_left_out else ""
+    return {
         "text": f"{corpus.name}: {len(corpus.train):,} bytes from {corpus.n_train_files} files to learn, "
         f"{len(corpus.validation):,} from {corpus.n_validation_files} held out{left_out}",
         "batch": f"{tokens:,} tokens a step: {config.batch_size} sequences of {config.seq_len} bytes",
         "steps": f"{config.steps:,}: {total:,} tokens, {total / len(corpus.train):.1%} of the text",
-        "rate": f"{config.lr:g} after {config.warmup_steps} steps, "
-        f"then a cosine down to {config.min_lr:g} at step {max(config.decay_steps, config.steps):,}",
-        "run": str(run_dir),
+    }
+
+
+def task_rows(config: TrainConfig, task: SyntheticTask) -> dict[str, str]:
+    """What is asked, and how often."""
+    return {
+        "task": task.describe(),
+        "batch": f"{config.batch_size} rows of {config.seq_len} tokens a step, drawn for it, of sequences of "
+        f"{' or '.join(map(str, task.lengths()))}",
+        "steps": f"{config.steps:,}: {config.steps * config.batch_size:,} rows; by chance {1 / task.n_answers:.1%} "
+        "of the answers would be right",
     }
 
 

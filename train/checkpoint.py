@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
+from mamba_jax import MambaConfig
 from mamba_jax.checkpoints.digests import write_digests
 from train.errors import TrainingStopped, UsageError
 
@@ -123,6 +125,8 @@ def check_same_model(saved: dict[str, Any], wanted: dict[str, Any], run_dir: Pat
     Raises:
         UsageError: naming every setting that differs.
     """
+    # A checkpoint from before a field was there is of a model with that field's default.
+    saved = {field.name: field.default for field in dataclasses.fields(MambaConfig) if field.name in wanted} | saved
     names = [name for name in {**saved, **wanted} if saved.get(name) != wanted.get(name)]
     if names:
         lines = [f"  {name}: {saved.get(name)} there, {wanted.get(name)} asked for" for name in names]

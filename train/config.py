@@ -39,6 +39,10 @@ class TrainConfig:
     resume: bool = False
     """Go on from the last checkpoint of --run-dir (by default the newest run under runs/), with that run's settings."""
 
+    task: Literal["lm", "selective_copying", "induction_heads"] = "lm"
+    """What is learned: a language model of --data, or one of the Mamba paper's two synthetic tasks."""
+    memorize_tokens: int = 16
+    """Data tokens to remember, of selective copying."""
     data: str | None = None
     """A text file, a folder, or a quoted glob; by default the source of Python's standard library."""
     val_fraction: float = 0.1
@@ -50,7 +54,7 @@ class TrainConfig:
     """A checkpoint to start from, whose sizes are the model's: another run's folder, one with a published model, or
     OWNER/MODEL on the Hugging Face hub."""
     vocab_size: int = 256
-    """Number of tokens; 256 are needed for bytes."""
+    """Number of tokens; 256 are needed for bytes. A task's special tokens are among them."""
     d_model: int = 192
     """Width of the residual stream."""
     n_layer: int = 4
@@ -79,7 +83,10 @@ class TrainConfig:
     batch_size: int = 4
     """Sequences a step."""
     seq_len: int = 256
-    """Tokens a sequence."""
+    """Tokens a sequence, a task's answers among them."""
+    min_seq_len: int | None = None
+    """Of a task: train on sequences of seq_len, half of it, a quarter, and so on down to this, each length as often as
+    the others, packed into rows of seq_len; by default on seq_len alone. Validation is at seq_len always."""
     lr: float = 4e-3
     """Peak learning rate."""
     min_lr: float = 2e-4
@@ -130,8 +137,9 @@ _ABOVE_1 = ("spike_factor",)
 _BETWEEN_0_AND_1 = ("val_fraction", "beta1", "beta2")
 _AT_LEAST_0 = ("min_lr", "warmup_steps", "weight_decay", "sample_tokens", "temperature")
 _AT_LEAST_1 = (
-    "d_model", "n_layer", "d_state", "d_conv", "expand", "dt_rank", "steps", "batch_size", "seq_len", "decay_steps",
-    "log_every", "eval_every", "eval_batches", "checkpoint_every", "keep_checkpoints", "keep_every",
+    "d_model", "n_layer", "d_state", "d_conv", "expand", "dt_rank", "steps", "batch_size", "seq_len", "min_seq_len",
+    "memorize_tokens", "decay_steps", "log_every", "eval_every", "eval_batches", "checkpoint_every",
+    "keep_checkpoints", "keep_every",
 )  # fmt: skip
 
 
@@ -217,7 +225,7 @@ def check_ranges(config: TrainConfig) -> None:
         (_AT_LEAST_0, "0 or more", lambda x: 0 <= x < math.inf),
         (_AT_LEAST_1, "1 or more", lambda x: x == "auto" or 1 <= x < math.inf),
         (("seed",), "a number from 0 to 2**63 - 1", lambda x: 0 <= x < 2**63),
-        (("vocab_size",), "256 or more, one for each byte,", lambda x: x >= 256),
+        (("vocab_size",), "256 or more, one for each byte,", lambda x: x >= 256 or config.task != "lm"),
     ):
         values = {name: value for name in names if (value := getattr(config, name)) is not None}
         mistakes += [f"{_flag(name)} {value}: {wanted} is wanted" for name, value in values.items() if not holds(value)]

@@ -23,6 +23,7 @@ class Batch(NamedTuple):
 
     tokens: np.ndarray  # (b, l) int32
     targets: np.ndarray  # (b, l) int32, the token after each
+    segment_ids: np.ndarray | None = None  # (b, l) int32, where a row holds several sequences: which one
 
 
 @dataclasses.dataclass(frozen=True)

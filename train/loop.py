@@ -17,7 +17,7 @@ from mamba_jax import MambaConfig, generate
 from train.banner import banner
 from train.checkpoint import Checkpoints, check_same_model, last_good
 from train.config import PROGRAM, TrainConfig, write_toml
-from train.data import Batch, Corpus, load_corpus, training_batch, validation_batches
+from train.data import Batch, load_corpus, training_batch, validation_batches
 from train.errors import TrainingStopped
 from train.folder import new_folder
 from train.loss import bigram_bits_per_byte, bits_per_byte
@@ -33,8 +33,13 @@ from train.step import Params, build_model, count_parameters, make_eval_step, ma
 _NOT_IDENTITY = ("scan", "remat", "remat_policy")
 
 
-def train(config: TrainConfig, report: Report) -> None:
+def train(config: TrainConfig, report: Report, kind: type[Run]) -> None:
     """Train as the settings say, to the end or until something stops it, and report on it.
+
+    Args:
+        config: the settings.
+        report: where the run says what it does.
+        kind: `Run` for a language model, or a subclass that learns something else.
 
     Raises:
         UsageError: the settings cannot be met; nothing has been written then.
@@ -49,15 +54,15 @@ def train(config: TrainConfig, report: Report) -> None:
             config, architecture, params = starting_point(config, step)
         else:
             config, architecture, params = starting_point(config)
-        with report.wait("reading the text"):
-            corpus = load_corpus(config.data, config.val_fraction, config.seq_len)
+        corpus = kind.load(config, report)
         if config.resume and config.run_dir is not None:
             run_dir = Path(config.run_dir)
         else:
-            run_dir = new_folder(config.run_dir, name="bytes" if config.config is None else Path(config.config).stem)
+            name = "bytes" if config.task == "lm" else config.task
+            run_dir = new_folder(config.run_dir, name if config.config is None else Path(config.config).stem)
         checkpoints = Checkpoints(run_dir, config.keep_checkpoints, config.keep_every)
         try:
-            run = _Run(config, corpus, run_dir, checkpoints, report, signals)
+            run = kind(config, corpus, run_dir, checkpoints, report, signals)
             run.prepare(architecture, params, found)
             if run.step >= config.steps:
                 report.line(f"{run_dir} is at step {run.step} of {config.steps} already: more --steps would go on")
@@ -67,13 +72,13 @@ def train(config: TrainConfig, report: Report) -> None:
             checkpoints.close()
 
 
-class _Run:
+class Run:
     """One call of the command, with everything that changes on its way: after `step` steps it holds what comes next."""
 
     def __init__(
         self,
         config: TrainConfig,
-        corpus: Corpus,
+        corpus: Any,
         run_dir: Path,
         checkpoints: Checkpoints,
         report: Report,
@@ -83,6 +88,12 @@ class _Run:
         self.checkpoints, self.report, self.signals = checkpoints, report, signals
         self.step = self.saved_step = 0
         self.step_s = self.validation_s = 0.0  # how long one takes, for the ETA
+
+    @classmethod
+    def load(cls, config: TrainConfig, report: Report) -> Any:
+        """What is to be learned."""
+        with report.wait("reading the text"):
+            return load_corpus(config.data, config.val_fraction, config.seq_len)
 
     def prepare(self, architecture: MambaConfig, params: Params | None, found: Found) -> None:
         """Parameters and moments: `params` or new ones, or those of the checkpoint that the run is resumed from."""
@@ -122,7 +133,7 @@ class _Run:
         self._show_sample()
         with self.report.wait("drawing loss.png"):
             title = f"{self.corpus.name}, {count_parameters(self.params):,} parameters"
-            draw_loss(read_metrics(self.run_dir / "metrics.jsonl"), self.run_dir / "loss.png", title)
+            self._draw(read_metrics(self.run_dir / "metrics.jsonl"), self.run_dir / "loss.png", title)
         with self.report.wait("finishing the last checkpoint"):
             self.checkpoints.latest_step()
         self._summarise(self.step - first, time.perf_counter() - start)
@@ -149,14 +160,17 @@ class _Run:
 
     def _compile(self) -> None:
         batch = self._batch(self.step + 1)
-        train_step, eval_step = make_train_step(self.graphdef, self.optimizer), make_eval_step(self.graphdef)
+        train_step = make_train_step(self.graphdef, self.optimizer)
         with self.report.wait(f"step {self.step + 1}: compiling the training step, once"):
             self.train_step = train_step.lower(self.params, self.opt_state, batch).compile()
-        with self.report.wait("compiling the validation step, and counting byte pairs for the bigram model"):
-            self.eval_step = eval_step.lower(self.params, batch).compile()
-            self.bigram_bpb = bigram_bits_per_byte(self.corpus.train, self._validation_batches())
+        self._compile_validation(batch)
         # All rates at once: a schedule called outside a compiled program costs many small ones.
         self.rates = np.asarray(jax.jit(learning_rate(self.config))(jnp.arange(self.config.steps)))
+
+    def _compile_validation(self, batch: Batch) -> None:
+        with self.report.wait("compiling the validation step, and counting byte pairs for the bigram model"):
+            self.eval_step = make_eval_step(self.graphdef).lower(self.params, batch).compile()
+            self.bigram_bpb = bigram_bits_per_byte(self.corpus.train, self._validation_batches())
 
     def _set_damaged_aside(self) -> None:
         """Only once the run goes on from an earlier checkpoint: these steps will be saved anew."""
@@ -210,7 +224,7 @@ class _Run:
         record = {
             "step": step,
             "loss": loss,
-            "bpb": bits_per_byte(loss),
+            **self._scores(loss),
             "lr": float(self.rates[step - 1 - skipped]),
             "grad_norm": grad_norm,
             "step_ms": 1000 * seconds,
@@ -221,16 +235,33 @@ class _Run:
         validations = math.ceil(config.steps / config.eval_every) - (step - 1) // config.eval_every
         eta_s = (config.steps - step) * self.step_s + validations * self.validation_s
         printed = step == 1 or step % config.log_every == 0 or step == config.steps
-        self.report.step(record, config.steps, eta_s, printed=printed)
+        self.report.step(record, config.steps, eta_s, self._shown(record), printed=printed)
+
+    def _scores(self, loss: float) -> dict[str, float]:
+        """What a step's record says beside its loss in nats."""
+        return {"bpb": bits_per_byte(loss)}
+
+    def _shown(self, record: dict[str, Any]) -> str:
+        """What a step's line says beside its loss."""
+        return f"bpb {record['bpb']:.3f}"
 
     def _validate(self) -> None:
         start = time.perf_counter()
-        losses = [float(self.eval_step(self.params, batch)) for batch in self._validation_batches()]
-        record = {"step": self.step, "val_bpb": bits_per_byte(float(np.mean(losses))), "bigram_bpb": self.bigram_bpb}
+        record = {"step": self.step, **self._validation_scores()}
         self.metrics.write(record)
         self.last_validation = record
         self.validation_s = time.perf_counter() - start
-        self.report.validation(record, self.validation_s)
+        self._report_validation()
+
+    def _validation_scores(self) -> dict[str, float]:
+        losses = [float(self.eval_step(self.params, batch)) for batch in self._validation_batches()]
+        return {"val_bpb": bits_per_byte(float(np.mean(losses))), "bigram_bpb": self.bigram_bpb}
+
+    def _report_validation(self) -> None:
+        self.report.validation(self.last_validation, self.validation_s)
+
+    def _draw(self, records: list[dict[str, Any]], path: Path, title: str) -> None:
+        draw_loss(records, path, title)
 
     def _show_sample(self) -> None:
         config = self.config
@@ -250,15 +281,19 @@ class _Run:
 
     def _summarise(self, n_steps: int, seconds: float) -> None:
         tokens = n_steps * self.config.batch_size * self.config.seq_len
-        val_bpb, bigram_bpb = self.last_validation["val_bpb"], self.last_validation["bigram_bpb"]
         self.report.table(
             {
                 "trained": f"{n_steps:,} steps, {tokens:,} tokens; {duration(seconds)} with compiling and validation",
-                "score": f"{val_bpb:.3f} bits per byte on held-out text, {compared(val_bpb, bigram_bpb)}",
-                "files": f"{self.run_dir}: metrics.jsonl, loss.png, config.toml, sample.txt, checkpoints",
+                "score": self._score(),
+                "files": f"{self.run_dir}: {', '.join(path.name for path in sorted(self.run_dir.iterdir()))}",
                 "go on": f"{PROGRAM} --resume --run-dir {self.run_dir} --steps {2 * self.step}",
             }
         )
+
+    def _score(self) -> str:
+        """How the model stands at the end, in words."""
+        val_bpb, bigram_bpb = self.last_validation["val_bpb"], self.last_validation["bigram_bpb"]
+        return f"{val_bpb:.3f} bits per byte on held-out text, {compared(val_bpb, bigram_bpb)}"
 
     def _last_good(self) -> str:
         return last_good(self.run_dir, self.checkpoints.latest_step())

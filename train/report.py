@@ -72,15 +72,15 @@ class Report:
             finally:
                 self._bar = None
 
-    def step(self, record: Mapping[str, Any], total: int, eta_s: float, *, printed: bool) -> None:
-        """One training step: the bar moves, and every few steps a line stays."""
+    def step(self, record: Mapping[str, Any], total: int, eta_s: float, score: str, *, printed: bool) -> None:
+        """One training step: the bar moves, and every few steps a line stays; `score` says how the model stands."""
         if self._bar is not None:
-            description = f"step {record['step']}/{total}   bpb {record['bpb']:.3f}   ETA {duration(eta_s)}"
+            description = f"step {record['step']}/{total}   {score}   ETA {duration(eta_s)}"
             self._bar.update(self._task, completed=record["step"], description=description)
         if printed:
             self.line(
                 f"step {record['step']:>{len(str(total))}}/{total} | loss {record['loss']:.4f} | "
-                f"bpb {record['bpb']:.3f} | lr {record['lr']:.2e} | grad norm {record['grad_norm']:.2f} | "
+                f"{score} | lr {record['lr']:.2e} | grad norm {record['grad_norm']:.2f} | "
                 f"{record['step_ms']:.0f} ms | {record['tokens_per_s']:,.0f} tok/s | ETA {duration(eta_s)}"
             )
 
@@ -91,6 +91,14 @@ class Report:
             f"validation at step {record['step']} | val_bpb {val_bpb:.3f} | bigram_bpb {bigram_bpb:.3f} | "
             f"{compared(val_bpb, bigram_bpb)} | {duration(seconds)}",
             style="bold green" if val_bpb < bigram_bpb else "bold yellow",
+        )
+
+    def accuracy(self, record: Mapping[str, Any], chance: float, seconds: float) -> None:
+        """The share of right answers on held-out sequences, and what guessing would have."""
+        self.line(
+            f"validation at step {record['step']} | val_accuracy {record['val_accuracy']:.2%} | "
+            f"by chance {chance:.1%} | val_loss {record['val_loss']:.2e} | {duration(seconds)}",
+            style="bold green" if record["val_accuracy"] > 0.99 else "bold yellow",
         )
 
     def sample(self, text: bytes) -> None:

@@ -14,7 +14,7 @@ from mamba_jax import MambaConfig, MambaLM
 from train.config import TrainConfig
 from train.data import Batch
 from train.errors import UsageError
-from train.loss import cross_entropy
+from train.loss import accuracy, cross_entropy
 from train.optim import global_norm
 
 Params = Any  # nested dicts of arrays, as the modules are named
@@ -50,7 +50,7 @@ def make_loss(graphdef: nnx.GraphDef) -> Callable[[Params, Batch], jax.Array]:
     """loss(params, batch): the mean cross-entropy in nats."""
 
     def loss(params: Params, batch: Batch) -> jax.Array:
-        return cross_entropy(nnx.merge(graphdef, params)(batch.tokens), batch.targets)
+        return cross_entropy(nnx.merge(graphdef, params)(batch.tokens, segment_ids=batch.segment_ids), batch.targets)
 
     return loss
 
@@ -75,6 +75,16 @@ def make_train_step(graphdef: nnx.GraphDef, optimizer: optax.GradientTransformat
 def make_eval_step(graphdef: nnx.GraphDef) -> Any:
     """eval_step(params, batch) -> mean cross-entropy in nats, jitted."""
     return jax.jit(make_loss(graphdef))
+
+
+def make_answers_step(graphdef: nnx.GraphDef) -> Any:
+    """answers_step(params, batch) -> {`loss` in nats, `accuracy`, the share of right answers}, jitted."""
+
+    def answers_step(params: Params, batch: Batch) -> dict[str, jax.Array]:
+        logits = nnx.merge(graphdef, params)(batch.tokens, segment_ids=batch.segment_ids)
+        return {"loss": cross_entropy(logits, batch.targets), "accuracy": accuracy(logits, batch.targets)}
+
+    return jax.jit(answers_step)
 
 
 def count_parameters(params: Params) -> int:

@@ -1,0 +1,69 @@
+"""A run that learns a synthetic task: the loop of `loop.py`, scored by the share of right answers."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from train.config import TrainConfig
+from train.data import Batch
+from train.loop import Run
+from train.report import Report
+from train.step import make_answers_step
+from train.task_plots import draw_accuracy
+from train.tasks import SyntheticTask, make_task
+
+
+class TaskRun(Run):
+    """`Run` on a task's batches: `val_accuracy` stands in the place of bits per byte, and there is no sample."""
+
+    corpus: SyntheticTask
+    last_validation: dict[str, Any]
+
+    @classmethod
+    def load(cls, config: TrainConfig, report: Report) -> SyntheticTask:
+        """The task."""
+        return make_task(config)
+
+    def _compile_validation(self, batch: Batch) -> None:
+        with self.report.wait("compiling the validation step"):
+            self.eval_step = make_answers_step(self.graphdef).lower(self.params, batch).compile()
+        # The lines of the steps name the last validation's accuracy.
+        self.last_validation = {}
+
+    def _scores(self, loss: float) -> dict[str, float]:
+        return {}
+
+    def _shown(self, record: dict[str, Any]) -> str:
+        return f"val_accuracy {self.last_validation['val_accuracy']:.2%}" if self.last_validation else "val_accuracy -"
+
+    def _validation_scores(self) -> dict[str, float]:
+        scores = [self.eval_step(self.params, batch) for batch in self._validation_batches()]
+        return {f"val_{name}": float(np.mean([score[name] for score in scores])) for name in ("accuracy", "loss")}
+
+    def _report_validation(self) -> None:
+        self.report.accuracy(self.last_validation, 1 / self.corpus.n_answers, self.validation_s)
+
+    def _show_sample(self) -> None:
+        """There is no text to show."""
+
+    def _draw(self, records: list[dict[str, Any]], path: Path, title: str) -> None:
+        draw_accuracy(records, path, title, 1 / self.corpus.n_answers)
+
+    def _score(self) -> str:
+        return f"{self.last_validation['val_accuracy']:.2%} of the answers on held-out sequences are right"
+
+    def _batch(self, step: int) -> Batch:
+        config = self.config
+        return self.corpus.training_batch(seed=config.seed, step=step, batch_size=config.batch_size)
+
+    def _validation_batches(self) -> list[Batch]:
+        return self._held_out
+
+    @functools.cached_property
+    def _held_out(self) -> list[Batch]:
+        config = self.config
+        return list(self.corpus.validation_batches(n_batches=config.eval_batches, batch_size=config.batch_size))
