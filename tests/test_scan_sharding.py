@@ -1,5 +1,7 @@
 """Every scan form on four virtual CPU devices: the values of one device, no all-gather in the program (jax 19748)."""
 
+import re
+
 import cases
 import jax
 import jax.numpy as jnp
@@ -138,6 +140,25 @@ def test_explicit_mesh_with_only_the_needed_arguments(scan):
     del problem.arguments["initial_state"]
     (y_want, _), _ = cases.oracle_of(problem)
     cases.assert_close("y", y, y_want, cases.TOLERANCES["float32"])
+
+
+@every_form
+@pytest.mark.parametrize("varying_B", [True, False])
+def test_narrow_gradients_are_summed_wide_over_devices(scan, varying_B):
+    """B and C that devices share, along the channels or, if constant, along the batch."""
+    problem = cases.make_problem(cases.Case(length=20, batch=4, dim=8, dtype="bfloat16", varying_B=varying_B))
+    mesh = make_mesh((2, 2), ("data", "model"), AxisType.Explicit)
+    specs = LAYOUTS["batch and channels"][2] | ({} if varying_B else {"B": P("model")})
+    arguments = place(problem.arguments, mesh, specs_of(problem, specs, P("data", None, "model")))
+
+    def loss(arguments):
+        return jnp.sum(selective_scan(**arguments, **problem.options, scan=scan).astype(jnp.float32))
+
+    with jax.set_mesh(mesh):
+        program = str(jax.make_jaxpr(jax.grad(loss))(arguments))
+    sums = re.findall(r":(\w+)\[[^\n=]*= psum", program)
+    assert sums
+    assert set(sums) == {"f32"}
 
 
 @every_form

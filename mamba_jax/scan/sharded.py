@@ -29,6 +29,8 @@ def over_shards(run: Callable[[ScanInputs], Outputs], inputs: ScanInputs, *, che
     if split is None:
         return run(inputs)
     mesh, rows, channels = split
+    # Wide: what several devices share gets the sum of their gradients, in its own dtype, and is to be rounded once.
+    inputs = dataclasses.replace(inputs, B=inputs.B.astype(inputs.A.dtype), C=inputs.C.astype(inputs.A.dtype))
     inputs, groups = _groups_for(inputs, math.prod(mesh.shape[name] for name in _names(channels)), channels)
 
     def matrix(m: jax.Array) -> P:
