@@ -12,6 +12,8 @@ import numpy as np
 
 TOKENIZER = "tokenizer.json"
 READ_BYTES = 1 << 16
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+"""GPT-2's and GPT-NeoX's, Llama 3's, Llama's and T5's, Gemma's."""
 
 
 class Piece(NamedTuple):
@@ -83,6 +85,24 @@ class Subwords:
         """As `Tokenizer` says."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
+    @property
+    def n_tokens(self) -> int:
+        """One more than the largest token."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    def end_of_text(self) -> int | None:
+        """The token that ends a text, by the names that it has in the tokenizers in use; None if it has none."""
+        tokens = (self._tokenizer.token_to_id(name) for name in END_OF_TEXT)
+        return next((token for token in tokens if token is not None), None)
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """Tokens of many texts, on all cores."""
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def save(self, path: Path) -> None:
+        """Write it as a `tokenizer.json`."""
+        self._tokenizer.save(str(path))
+
     def decoder(self) -> Decoder:
         """As `Tokenizer` says."""
         return _SubwordDecoder(self._tokenizer)
@@ -94,7 +114,7 @@ class Subwords:
         place, so that the tokens are those of the whole text.
         """
         first = True
-        for text in _cut_at_spaces(path):
+        for text in cut_at_spaces(path):
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
             if not encoding.ids:
                 continue
@@ -172,7 +192,7 @@ class _SubwordDecoder:
         return self._tokenizer.decode(self._context + self._waiting)[len(before) :]
 
 
-def _cut_at_spaces(path: Path) -> Iterator[str]:
+def cut_at_spaces(path: Path) -> Iterator[str]:
     """The text of a UTF-8 file in parts, each beginning where white space does; a part without any is cut anywhere."""
     rest = ""
     try:

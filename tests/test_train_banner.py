@@ -10,12 +10,13 @@ from pallas_kernels.device import Gpu
 from train import banner as module
 from train.banner import banner, scan_reason
 from train.config import TrainConfig
-from train.data import Corpus
+from train.corpus import Corpus
+from train.tokens import Part, Tokens
 
 
 def test_banner_says_what_runs():
-    text = np.zeros(1000, np.uint8)
-    corpus = Corpus("words", text, text[:100], n_train_files=3, n_validation_files=1, n_left_out=2)
+    learned, held_out = (Tokens([Part(np.zeros(length, np.uint8))]) for length in (1000, 100))
+    corpus = Corpus("words", "bytes", learned, held_out, n_train_files=3, n_validation_files=1, n_left_out=2)
     rows = banner(TrainConfig(steps=5, decay_steps=5, batch_size=2, seq_len=50), corpus, Path("runs/x"), 1234567)
     assert jax.__version__ in rows["versions"]
     assert "cpu" in rows["device"]

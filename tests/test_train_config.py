@@ -35,10 +35,11 @@ def test_default_run_is_bytes_toml():
 
 def test_every_setting_is_a_flag():
     arguments = []
-    for name, value in TrainConfig(data="text").settings().items():
+    config = TrainConfig(data="text", tokenizer="t.json", separator=0, init_from="x", keep_every=10, spike_factor=2.0)
+    for name, value in config.settings().items():
         flag = "--" + name.replace("_", "-")
         arguments += [flag if value else "--no" + flag[1:]] if isinstance(value, bool) else [flag, str(value)]
-    assert parse(arguments) == TrainConfig(data="text")
+    assert parse(arguments) == config
 
 
 def test_written_settings_are_read_back_the_same(tmp_path):
@@ -94,7 +95,10 @@ def test_missing_file_is_named(tmp_path):
         (["--lr", "nan"], "--lr nan"),
         (["--val-fraction", "1"], "--val-fraction 1.0: a number between 0 and 1"),
         (["--seed", "-1"], "--seed -1: a number from 0 to"),
-        (["--vocab-size", "255"], "--vocab-size 255: 256 or more"),
+        (["--vocab-size", "0"], "--vocab-size 0: 1 or more"),
+        (["--keep-every", "0"], "--keep-every 0: 1 or more"),
+        (["--spike-factor", "1"], "--spike-factor 1.0: a number above 1"),
+        (["--separator", "-1"], "--separator -1: 0 or more"),
         (["--dt-rank", "0"], "--dt-rank 0: 1 or more"),
     ],
 )

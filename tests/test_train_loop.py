@@ -24,7 +24,7 @@ SMALL = [
     "--sample-tokens", "8",
 ]  # fmt: skip
 TIMES = ("step_ms", "tokens_per_s")
-STEP_KEYS = {"step", "loss", "bpb", "lr", "grad_norm", "step_ms", "tokens_per_s"}
+STEP_KEYS = {"step", "loss", "bpb", "lr", "grad_norm", "step_ms", "tokens_per_s", "mfu", "memory_gib"}
 
 
 def run(text, run_dir, *arguments):
@@ -146,7 +146,7 @@ def test_lines_say_what_happens(text, tmp_path, capsys):
         "64 tokens a step",
         "step 1: compiling the training step, once ... ",
         "step 1/2 | loss 5.",
-        "tok/s | ETA",
+        "tok/s | mfu n/a | mem n/a | ETA",
         "validation at step 2 | val_bpb",
         "sample",
         "bits per byte on held-out text",
@@ -201,7 +201,7 @@ def test_a_signal_saves_and_ends_and_nothing_is_lost(text, ten, tmp_path, capsys
         patch.setattr(Run, "_log_step", log_and_signal)
         assert run(text, tmp_path, "--steps", "10") == exit_code
     error = capsys.readouterr().err
-    assert f"{number.name} after step 7; everything up to it is saved" in error
+    assert f"{number.name} after step 7. Everything up to here is saved" in error
     assert f"The last good checkpoint is of step 7: {tmp_path / 'checkpoints' / '7'}" in error
     assert main(["--resume", "--run-dir", str(tmp_path)]) == 0
     assert losses(tmp_path) == losses(ten)

@@ -10,6 +10,7 @@ import pytest
 
 from train.data import Batch, validation_batches
 from train.loss import bigram_bits_per_byte, bits_per_byte, cross_entropy
+from train.tokens import Part, Tokens
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -42,5 +43,5 @@ def test_bigram_model_counts_pairs():
 
 def test_bigram_model_knows_a_text_that_is_one():
     text = np.frombuffer(b"abcd" * 5000, np.uint8)
-    batches = list(validation_batches(text, n_batches=2, batch_size=2, seq_len=32))
+    batches = list(validation_batches(Tokens([Part(text)]), n_batches=2, batch_size=2, seq_len=32))
     assert bigram_bits_per_byte(text, batches) < 0.01

@@ -8,7 +8,17 @@ from rich.console import Console
 
 from train.report import Report, ReportHandler, compared, duration, print_error
 
-RECORD = {"step": 5, "loss": 1.5, "bpb": 2.164, "lr": 1e-3, "grad_norm": 0.5, "step_ms": 250.0, "tokens_per_s": 8192.0}
+RECORD = {
+    "step": 5,
+    "loss": 1.5,
+    "bpb": 2.164,
+    "lr": 1e-3,
+    "grad_norm": 0.5,
+    "step_ms": 250.0,
+    "tokens_per_s": 8192.0,
+    "mfu": None,
+    "memory_gib": None,
+}
 
 
 def plain():
@@ -22,7 +32,8 @@ def test_a_step_is_one_plain_line_however_narrow_the_file():
         report.step(RECORD, 10, eta_s=75, score="bpb 2.164", printed=True)
         report.step(RECORD, 10, eta_s=75, score="bpb 2.164", printed=False)
     expected = (
-        "step  5/10 | loss 1.5000 | bpb 2.164 | lr 1.00e-03 | grad norm 0.50 | 250 ms | 8,192 tok/s | ETA 1m 15s\n"
+        "step  5/10 | loss 1.5000 | bpb 2.164 | lr 1.00e-03 | grad norm 0.50 | 250 ms | 8,192 tok/s | "
+        "mfu n/a | mem n/a | ETA 1m 15s\n"
     )
     assert file.getvalue() == expected
 

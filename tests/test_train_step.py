@@ -13,9 +13,10 @@ from train.errors import UsageError
 from train.loss import cross_entropy
 from train.optim import make_optimizer
 from train.step import build_model, count_parameters, make_eval_step, make_train_step, model_config
+from train.tokens import Part, Tokens
 
 CONFIG = TrainConfig(d_model=16, n_layer=2, d_state=4, seq_len=24, batch_size=2, scan="sequential")
-TEXT = np.random.default_rng(0).integers(97, 123, 500).astype(np.uint8)
+TEXT = Tokens([Part(np.random.default_rng(0).integers(97, 123, 500).astype(np.uint8))])
 BATCH = training_batch(TEXT, seed=0, step=1, batch_size=2, seq_len=24)
 
 

@@ -14,7 +14,7 @@ from pallas_kernels import explain
 from pallas_kernels.choice import LEAST_CAPABILITY
 from pallas_kernels.device import target_gpu
 from train.config import TrainConfig
-from train.data import Corpus
+from train.corpus import Corpus
 from train.errors import UsageError
 from train.step import model_config
 from train.tasks import SyntheticTask
@@ -43,11 +43,12 @@ def text_rows(config: TrainConfig, corpus: Corpus) -> dict[str, str]:
     """What is read, and how much of it."""
     tokens = config.batch_size * config.seq_len
     total = config.steps * tokens
-    left_out = f"; {corpus.n_left_out} files left out, not UTF-8" if corpus.n_left_out else ""
+    why = "not UTF-8" if corpus.unit == "bytes" else "no tokens"
+    left_out = f"; {corpus.n_left_out} files left out, {why}" if corpus.n_left_out else ""
     return {
-        "text": f"{corpus.name}: {len(corpus.train):,} bytes from {corpus.n_train_files} files to learn, "
+        "text": f"{corpus.name}: {len(corpus.train):,} {corpus.unit} from {corpus.n_train_files} files to learn, "
         f"{len(corpus.validation):,} from {corpus.n_validation_files} held out{left_out}",
-        "batch": f"{tokens:,} tokens a step: {config.batch_size} sequences of {config.seq_len} bytes",
+        "batch": f"{tokens:,} tokens a step: {config.batch_size} sequences of {config.seq_len} {corpus.unit}",
         "steps": f"{config.steps:,}: {total:,} tokens, {total / len(corpus.train):.1%} of the text",
     }
 

@@ -80,9 +80,18 @@ class Checkpoints:
         return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
 
     def restore(self, step: int, like: Any) -> Any:
-        """The arrays of a checkpoint, in the structure, dtypes and shardings of `like`."""
+        """The arrays of a checkpoint, in the structure, dtypes and shardings of `like`.
+
+        Raises:
+            TrainingStopped: they do not fit, as those of another version of this program may not.
+        """
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        return self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))["state"]
+        arguments = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
+        try:
+            return self._manager.restore(step, args=arguments)["state"]
+        except Exception as error:
+            what = f"The checkpoint of step {step} in {self._folder} is whole, but cannot be used here"
+            raise TrainingStopped(f"{what}: {_first_line(error)}") from None
 
     def reload(self) -> None:
         """Look again which checkpoints there are."""
@@ -99,7 +108,7 @@ class Checkpoints:
             write_digests(folder)
 
     def _not_written(self, error: Exception) -> TrainingStopped:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = _first_line(error)
         full = "No space left on device" in reason
         lines = [
             f"The checkpoint of step {self._saving} could not be written to {self._folder}: "
@@ -107,6 +116,10 @@ class Checkpoints:
             last_good(self._run_dir, self._manager.latest_step()),
         ]
         return TrainingStopped("\n".join(lines))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def last_good(run_dir: Path, step: int | None) -> str:

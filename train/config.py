@@ -22,7 +22,7 @@ from train.folder import resumed_folder
 
 PROGRAM = "python -m train"
 # These belong to one call of the command, not to the run: no TOML file holds them.
-COMMAND_ONLY = ("config", "run_dir", "resume")
+COMMAND_ONLY = ("config", "run_dir", "resume", "profile")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,13 +38,24 @@ class TrainConfig:
     """The run's folder; by default a new one under runs/. One that already holds a run is left alone."""
     resume: bool = False
     """Go on from the last checkpoint of --run-dir (by default the newest run under runs/), with that run's settings."""
+    profile: str | None = None
+    """START:STOP, two steps between which the device is traced, into the run's folder."""
 
     task: Literal["lm", "selective_copying", "induction_heads"] = "lm"
     """What is learned: a language model of --data, or one of the Mamba paper's two synthetic tasks."""
     memorize_tokens: int = 16
     """Data tokens to remember, of selective copying."""
     data: str | None = None
-    """A text file, a folder, or a quoted glob; by default the source of Python's standard library."""
+    """A text file or a token file (*.bin, as nanoGPT writes them), a folder of either, or a quoted glob; by default the
+    source of Python's standard library."""
+    tokenizer: str | None = None
+    """A tokenizer.json, its folder, or a hub model that has one, for texts; by default a token is a byte."""
+    token_dtype: Literal["auto", "uint16", "uint32"] = "auto"
+    """Of token files; auto is what python -m train.tokenize wrote beside them, or else uint16."""
+    documents: bool = False
+    """Keep documents apart: nothing passes from one to the next (segment_ids)."""
+    separator: int | None = None
+    """The token between two documents; by default the tokenizer's end of text, and for bytes a zero."""
     val_fraction: float = 0.1
     """The share of the text that is held out: whole files from its end, or the tail of the last if that is larger."""
     seed: int = 0
@@ -54,7 +65,7 @@ class TrainConfig:
     """A checkpoint to start from, whose sizes are the model's: another run's folder, one with a published model, or
     OWNER/MODEL on the Hugging Face hub."""
     vocab_size: int = 256
-    """Number of tokens; 256 are needed for bytes. A task's special tokens are among them."""
+    """Number of tokens; 256 for bytes. A task's special tokens are among them."""
     d_model: int = 192
     """Width of the residual stream."""
     n_layer: int = 4
@@ -120,6 +131,10 @@ class TrainConfig:
     """What to do at a step whose loss or gradient is not finite, or a spike: stop, or go on without that step."""
     spike_factor: float | None = None
     """A loss of more than so many times its running mean is a spike; by default none is."""
+    tensorboard: bool = False
+    """Write the numbers for TensorBoard, too, into the run's folder."""
+    wandb: str | None = None
+    """Send the numbers to this project of Weights & Biases, too."""
     sample_tokens: int = 400
     """Length of the sample that is written at the end; 0 writes none."""
     sample_prompt: str = "\n"
@@ -135,10 +150,10 @@ class TrainConfig:
 _POSITIVE = ("lr", "grad_clip")
 _ABOVE_1 = ("spike_factor",)
 _BETWEEN_0_AND_1 = ("val_fraction", "beta1", "beta2")
-_AT_LEAST_0 = ("min_lr", "warmup_steps", "weight_decay", "sample_tokens", "temperature")
+_AT_LEAST_0 = ("separator", "min_lr", "warmup_steps", "weight_decay", "sample_tokens", "temperature")
 _AT_LEAST_1 = (
-    "d_model", "n_layer", "d_state", "d_conv", "expand", "dt_rank", "steps", "batch_size", "seq_len", "min_seq_len",
-    "memorize_tokens", "decay_steps", "log_every", "eval_every", "eval_batches", "checkpoint_every",
+    "vocab_size", "d_model", "n_layer", "d_state", "d_conv", "expand", "dt_rank", "steps", "batch_size", "seq_len",
+    "min_seq_len", "memorize_tokens", "decay_steps", "log_every", "eval_every", "eval_batches", "checkpoint_every",
     "keep_checkpoints", "keep_every",
 )  # fmt: skip
 
@@ -225,7 +240,6 @@ def check_ranges(config: TrainConfig) -> None:
         (_AT_LEAST_0, "0 or more", lambda x: 0 <= x < math.inf),
         (_AT_LEAST_1, "1 or more", lambda x: x == "auto" or 1 <= x < math.inf),
         (("seed",), "a number from 0 to 2**63 - 1", lambda x: 0 <= x < 2**63),
-        (("vocab_size",), "256 or more, one for each byte,", lambda x: x >= 256 or config.task != "lm"),
     ):
         values = {name: value for name in names if (value := getattr(config, name)) is not None}
         mistakes += [f"{_flag(name)} {value}: {wanted} is wanted" for name, value in values.items() if not holds(value)]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 # Weight of the past in the running mean of the loss: it looks back over some 50 steps.
 _DECAY = 0.98
@@ -31,7 +32,7 @@ def guarded(
 
     A step is bad if its loss or a part of its gradient is not finite, or if its loss is more than `spike_factor` times
     the running mean of the losses of the steps taken. That mean is part of the optimizer's state, and so is saved and
-    restored with it. `update` takes the step's loss as `loss=`.
+    restored with it. `update` takes the step's loss in nats as `loss=`.
 
     Args:
         optimizer: any.
@@ -44,7 +45,9 @@ def guarded(
         taken, skipped = (jnp.zeros((), jnp.int32) for _ in range(2))
         return GuardState(total, weight, taken, skipped, optimizer.init(params))
 
-    def update(updates: Any, state: Any, params: Any = None, *, loss: jax.Array, **_: Any) -> tuple[Any, GuardState]:
+    def update(
+        updates: Any, state: Any, params: Any = None, *, loss: ArrayLike = 0.0, **_: Any
+    ) -> tuple[Any, GuardState]:
         good = jnp.isfinite(loss)
         for leaf in jax.tree.leaves(updates):
             good &= jnp.all(jnp.isfinite(leaf))

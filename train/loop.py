@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,28 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mamba_jax import MambaConfig, generate
+from mamba_jax import MambaConfig
+from mamba_jax.text import TOKENIZER, Bytes
 from train.banner import banner
 from train.checkpoint import Checkpoints, check_same_model, last_good
 from train.config import PROGRAM, TrainConfig, write_toml
-from train.data import Batch, load_corpus, training_batch, validation_batches
+from train.corpus import load_corpus
+from train.data import Batch, training_batch, validation_batches
 from train.errors import TrainingStopped
+from train.flops import training_flops
 from train.folder import new_folder
 from train.loss import bigram_bits_per_byte, bits_per_byte
-from train.metrics import Metrics, draw_loss, read_metrics
+from train.metrics import draw_loss, read_metrics
 from train.optim import learning_rate, make_optimizer
-from train.report import Report, compared, duration
+from train.profile import Profile, profiled_steps
+from train.report import Report, duration, score_in_words
 from train.resume import Found, checkpoint_folder, find_checkpoint, set_aside
+from train.sample import find_tokenizer, write_sample
 from train.signals import Signals
 from train.start import starting_point
 from train.step import Params, build_model, count_parameters, make_eval_step, make_train_step, model_graph
+from train.tracking import check_trackers
+from train.watch import Watch
 
 # How a model is computed may change when a run is resumed; what it is may not.
 _NOT_IDENTITY = ("scan", "remat", "remat_policy")
@@ -54,6 +60,7 @@ def train(config: TrainConfig, report: Report, kind: type[Run]) -> None:
             config, architecture, params = starting_point(config, step)
         else:
             config, architecture, params = starting_point(config)
+        check_trackers(config)
         corpus = kind.load(config, report)
         if config.resume and config.run_dir is not None:
             run_dir = Path(config.run_dir)
@@ -86,21 +93,20 @@ class Run:
     ) -> None:
         self.config, self.corpus, self.run_dir = config, corpus, run_dir
         self.checkpoints, self.report, self.signals = checkpoints, report, signals
+        self.profile = Profile(profiled_steps(config.profile), run_dir / "profile")
         self.step = self.saved_step = 0
-        self.step_s = self.validation_s = 0.0  # how long one takes, for the ETA
 
     @classmethod
     def load(cls, config: TrainConfig, report: Report) -> Any:
         """What is to be learned."""
-        with report.wait("reading the text"):
-            return load_corpus(config.data, config.val_fraction, config.seq_len)
+        return load_corpus(config, report, find_tokenizer(config))
 
     def prepare(self, architecture: MambaConfig, params: Params | None, found: Found) -> None:
         """Parameters and moments: `params` or new ones, or those of the checkpoint that the run is resumed from."""
         self.found = found
         fields = dataclasses.asdict(architecture)
         model = {name: value for name, value in fields.items() if name not in _NOT_IDENTITY}
-        self.meta = {"model": model, "text_sha256": self.corpus.fingerprint()}
+        self.meta = {"model": model, **self.corpus.identity()}
         self.optimizer = make_optimizer(self.config)
         with self.report.wait("making the parameters"):
             if params is None:
@@ -108,6 +114,7 @@ class Run:
             else:
                 self.graphdef, self.params = model_graph(architecture), params
             self.opt_state = jax.jit(self.optimizer.init)(self.params)
+        self.flops = training_flops(architecture, self.params, self.config.batch_size * self.config.seq_len)
         self.key = jax.random.key_data(jax.random.key(self.config.seed))
         if self.config.resume:
             self._restore()
@@ -115,13 +122,14 @@ class Run:
     def go(self) -> None:
         """From here to the last step, then the sample, the plot and the summary."""
         config, start = self.config, time.perf_counter()
-        self.metrics = Metrics(self.run_dir / "metrics.jsonl", self.step)
+        self.watch = Watch(config, self.flops, self.run_dir, self.step, self.report)
         self.report.table(banner(config, self.corpus, self.run_dir, count_parameters(self.params)))
         first = self.step
         try:
             self._compile()
             # Only now: settings that cannot run must not take the place of those that did.
             write_toml(self.run_dir / "config.toml", config)
+            self._write_beside()
             self._set_damaged_aside()
             with self.report.progress(first, config.steps), self.signals.held():
                 self._steps()
@@ -129,7 +137,8 @@ class Run:
             message = f"Interrupted after step {self.step}.\n{self._last_good()}"
             raise TrainingStopped(message, getattr(error, "exit_code", 130)) from None
         finally:
-            self.metrics.close()
+            self.profile.close()
+            self.watch.close()
         self._show_sample()
         with self.report.wait("drawing loss.png"):
             title = f"{self.corpus.name}, {count_parameters(self.params):,} parameters"
@@ -147,7 +156,7 @@ class Run:
             return
         meta = self.checkpoints.meta(step)
         check_same_model(meta["model"], self.meta["model"], self.run_dir)
-        if meta["text_sha256"] != self.meta["text_sha256"]:
+        if not self.corpus.is_the_one(meta):
             self.report.line("the training text is not the one that this run began with", style="yellow")
         with self.report.wait(f"loading the checkpoint of step {step}"):
             state = self.checkpoints.restore(step, self._state())
@@ -168,9 +177,18 @@ class Run:
         self.rates = np.asarray(jax.jit(learning_rate(self.config))(jnp.arange(self.config.steps)))
 
     def _compile_validation(self, batch: Batch) -> None:
-        with self.report.wait("compiling the validation step, and counting byte pairs for the bigram model"):
+        with self.report.wait("compiling the validation step"):
             self.eval_step = make_eval_step(self.graphdef).lower(self.params, batch).compile()
-            self.bigram_bpb = bigram_bits_per_byte(self.corpus.train, self._validation_batches())
+        self.baseline = {}
+        if self.corpus.unit == "bytes":
+            with self.report.wait("counting byte pairs for the bigram model"):
+                text = self.corpus.train.parts[0].tokens
+                self.baseline = {"bigram_bpb": bigram_bits_per_byte(text, self._validation_batches())}
+
+    def _write_beside(self) -> None:
+        """What else belongs into the run's folder: the tokenizer, for whoever wants to read what the model writes."""
+        if self.corpus.tokenizer is not None:
+            self.corpus.tokenizer.save(self.run_dir / TOKENIZER)
 
     def _set_damaged_aside(self) -> None:
         """Only once the run goes on from an earlier checkpoint: these steps will be saved anew."""
@@ -184,10 +202,11 @@ class Run:
         skipped = int(self.opt_state.skipped)
         batch = self._batch(self.step + 1)
         for step in range(self.step + 1, config.steps + 1):
+            self.profile.before(step)
             start = time.perf_counter()
             self.params, self.opt_state, metrics = self.train_step(self.params, self.opt_state, batch)
             # The device works while the next batch is made; reading the loss waits for it.
-            batch = self._batch(step + 1)
+            batch, problem = self._next_batch(step)
             loss, grad_norm = float(metrics["loss"]), float(metrics["grad_norm"])
             self._log_step(step, loss, grad_norm, skipped, time.perf_counter() - start)
             if int(metrics["skipped"]) > skipped:
@@ -196,16 +215,31 @@ class Run:
             self.step = step
             last = step == config.steps
             if last or step % config.eval_every == 0:
-                self._validate()
+                problem = self._validate() or problem
             if last or step % config.checkpoint_every == 0:
                 self._save()
             self.checkpoints.check()
+            if (folder := self.profile.after(step)) is not None:
+                self.report.line(f"the profile is in {folder}")
             if self.signals.received is not None and not last:
-                self._save()
-                with self.report.wait(f"{self.signals.received.name}: saving step {step}"):
-                    self.checkpoints.latest_step()
-                message = f"{self.signals.received.name} after step {step}; everything up to it is saved."
-                raise TrainingStopped(f"{message}\n{self._last_good()}", self.signals.received.exit_code)
+                name = self.signals.received.name
+                problem = TrainingStopped(f"{name} after step {step}.", self.signals.received.exit_code)
+            if problem is not None:
+                self._save_and_stop(problem)
+
+    def _next_batch(self, step: int) -> tuple[Batch | None, TrainingStopped | None]:
+        """The batch after this step, unless it is the last; or why there is none."""
+        try:
+            return (self._batch(step + 1) if step < self.config.steps else None), None
+        except TrainingStopped as problem:
+            return None, problem
+
+    def _save_and_stop(self, problem: TrainingStopped) -> None:
+        """End the run with what it has learned so far on disk."""
+        self._save()
+        with self.report.wait(f"saving step {self.step}"):
+            self.checkpoints.latest_step()
+        raise TrainingStopped(f"{problem} Everything up to here is saved.\n{self._last_good()}", problem.exit_code)
 
     def _bad_loss(self, step: int, loss: float, grad_norm: float) -> None:
         """A step that the optimizer has left out."""
@@ -220,42 +254,44 @@ class Run:
             self.saved_step = self.step
 
     def _log_step(self, step: int, loss: float, grad_norm: float, skipped: int, seconds: float) -> None:
-        config = self.config
+        scores = self._scores(loss)
+        # Steps that were left out do not count for the schedule.
         record = {
             "step": step,
             "loss": loss,
-            **self._scores(loss),
+            **scores,
             "lr": float(self.rates[step - 1 - skipped]),
             "grad_norm": grad_norm,
-            "step_ms": 1000 * seconds,
-            "tokens_per_s": config.batch_size * config.seq_len / seconds,
         }
-        self.metrics.write(record)
-        self.step_s = seconds if self.step_s == 0 else 0.9 * self.step_s + 0.1 * seconds
-        validations = math.ceil(config.steps / config.eval_every) - (step - 1) // config.eval_every
-        eta_s = (config.steps - step) * self.step_s + validations * self.validation_s
-        printed = step == 1 or step % config.log_every == 0 or step == config.steps
-        self.report.step(record, config.steps, eta_s, self._shown(record), printed=printed)
+        self.watch.step(record, self._shown(scores), seconds)
 
     def _scores(self, loss: float) -> dict[str, float]:
-        """What a step's record says beside its loss in nats."""
-        return {"bpb": bits_per_byte(loss)}
+        """What a step's record says beside its loss in nats: bits a byte, or a token where its bytes are not known."""
+        bytes_per_token = self.corpus.bytes_per_token
+        name = "bpt" if bytes_per_token is None else "bpb"
+        return {name: bits_per_byte(loss, bytes_per_token or 1.0)}
 
-    def _shown(self, record: dict[str, Any]) -> str:
+    def _shown(self, scores: dict[str, float]) -> str:
         """What a step's line says beside its loss."""
-        return f"bpb {record['bpb']:.3f}"
+        return " ".join(f"{name} {value:.3f}" for name, value in scores.items())
 
-    def _validate(self) -> None:
+    def _validate(self) -> TrainingStopped | None:
+        """Score what is held out; or why it cannot be read."""
         start = time.perf_counter()
-        record = {"step": self.step, **self._validation_scores()}
-        self.metrics.write(record)
-        self.last_validation = record
+        try:
+            scores = self._validation_scores()
+        except TrainingStopped as problem:
+            return problem
+        self.last_validation = {"step": self.step, **scores}
         self.validation_s = time.perf_counter() - start
+        self.watch.validation(self.last_validation, self.validation_s)
         self._report_validation()
+        return None
 
     def _validation_scores(self) -> dict[str, float]:
         losses = [float(self.eval_step(self.params, batch)) for batch in self._validation_batches()]
-        return {"val_bpb": bits_per_byte(float(np.mean(losses))), "bigram_bpb": self.bigram_bpb}
+        scores = self._scores(float(np.mean(losses)))
+        return {f"val_{name}": value for name, value in scores.items()} | self.baseline
 
     def _report_validation(self) -> None:
         self.report.validation(self.last_validation, self.validation_s)
@@ -267,15 +303,14 @@ class Run:
         config = self.config
         if config.sample_tokens == 0:
             return
-        # An empty prompt has nothing to go on from; a line's end is the most neutral beginning.
-        prompt = np.frombuffer(config.sample_prompt.encode() or b"\n", np.uint8)
-        with self.report.wait(
-            f"writing a sample of {config.sample_tokens} bytes, at temperature {config.temperature:g}"
-        ):
+        tokenizer = Bytes() if self.corpus.unit == "bytes" else self.corpus.tokenizer
+        if tokenizer is None:
+            self.report.line("no sample: the tokens' --tokenizer is not known", style="yellow")
+            return
+        what = f"writing a sample of {config.sample_tokens} {self.corpus.unit}, at temperature {config.temperature:g}"
+        with self.report.wait(what):
             key = jax.random.fold_in(jax.random.wrap_key_data(self.key), self.step)
-            model = nnx.merge(self.graphdef, self.params)
-            tokens = generate(model, prompt[None], config.sample_tokens, temperature=config.temperature, key=key)
-        text = np.asarray(tokens[0]).astype(np.uint8).tobytes()
+            text = write_sample(nnx.merge(self.graphdef, self.params), tokenizer, config, key)
         (self.run_dir / "sample.txt").write_bytes(text)
         self.report.sample(text)
 
@@ -292,25 +327,20 @@ class Run:
 
     def _score(self) -> str:
         """How the model stands at the end, in words."""
-        val_bpb, bigram_bpb = self.last_validation["val_bpb"], self.last_validation["bigram_bpb"]
-        return f"{val_bpb:.3f} bits per byte on held-out text, {compared(val_bpb, bigram_bpb)}"
+        return score_in_words(self.last_validation)
 
     def _last_good(self) -> str:
         return last_good(self.run_dir, self.checkpoints.latest_step())
 
     def _batch(self, step: int) -> Batch:
-        config = self.config
-        return training_batch(
-            self.corpus.train, seed=config.seed, step=step, batch_size=config.batch_size, seq_len=config.seq_len
-        )
+        batch = training_batch(self.corpus.train, seed=self.config.seed, step=step, **self._batch_shape())
+        self.corpus.check(batch, self.config.vocab_size)
+        return batch
 
     def _validation_batches(self) -> list[Batch]:
+        n_batches = self.config.eval_batches
+        return list(validation_batches(self.corpus.validation, n_batches=n_batches, **self._batch_shape()))
+
+    def _batch_shape(self) -> dict[str, Any]:
         config = self.config
-        return list(
-            validation_batches(
-                self.corpus.validation,
-                n_batches=config.eval_batches,
-                batch_size=config.batch_size,
-                seq_len=config.seq_len,
-            )
-        )
+        return {"batch_size": config.batch_size, "seq_len": config.seq_len, "separator": self.corpus.separator}

@@ -38,9 +38,9 @@ def accuracy(logits: jax.Array, targets: ArrayLike) -> jax.Array:
     return jnp.mean(jnp.argmax(logits, axis=-1) == targets, where=targets != NOT_ASKED)
 
 
-def bits_per_byte(nats: float) -> float:
-    """Nats a token to bits a byte, where a token is a byte."""
-    return nats / math.log(2)
+def bits_per_byte(nats: float, bytes_per_token: float = 1.0) -> float:
+    """Nats a token to bits a byte; to bits a token with the default."""
+    return nats / math.log(2) / bytes_per_token
 
 
 def bigram_bits_per_byte(text: np.ndarray, batches: Iterable[Batch]) -> float:

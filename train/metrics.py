@@ -9,8 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from train.errors import TrainingStopped, UsageError
+from train.figure import loss_axes, save_png
+
 # Share of the run over which the smoothed training curve averages.
 _SMOOTHING = 0.02
+SCORES = {"bpb": "bits per byte", "bpt": "bits per token"}
 
 
 class Metrics:
@@ -27,13 +31,23 @@ class Metrics:
         temporary = path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
         os.replace(temporary, path)
-        self._file = path.open("a", encoding="utf-8")
+        # Without a buffer: what could not be written is not tried again when the file is closed.
+        self._path, self._file = path, path.open("ab", buffering=0)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one line; a number that is not finite becomes null, since JSON has no other word for it."""
-        finite = {name: value if math.isfinite(value) else None for name, value in record.items()}
-        self._file.write(json.dumps(finite) + "\n")
-        self._file.flush()
+        """Append one line; what is not finite becomes null, as JSON has no other word for it, and so does None.
+
+        Raises:
+            TrainingStopped: it cannot be written.
+        """
+        finite = {name: None if value is None or not math.isfinite(value) else value for name, value in record.items()}
+        line = json.dumps(finite).encode() + b"\n"
+        try:
+            whole = self._file.write(line) == len(line)
+        except OSError as error:
+            raise TrainingStopped(f"{self._path}: {error.strerror or error}") from None
+        if not whole:
+            raise TrainingStopped(f"{self._path}: No space left on device")
 
     def close(self) -> None:
         """Close the file."""
@@ -41,43 +55,50 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a `metrics.jsonl`; a half-written last line, which a killed run may leave, is not one."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    """The records of a `metrics.jsonl`; a half-written last line, which a killed run may leave, is not one.
+
+    Raises:
+        UsageError: a line in it is damaged.
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    records = []
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith("\n"):
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or "step" not in record:
+            raise UsageError(f"{path}: line {number} is no record of a step: mend it, or move the file away")
+        records.append(record)
+    return records
+
+
+def score_of(records: Sequence[dict[str, Any]]) -> str:
+    """The name of a run's score: "bpb", bits per byte, or "bpt", bits per token."""
+    return "bpt" if any("bpt" in record for record in records) else "bpb"
 
 
 def draw_loss(records: Sequence[dict[str, Any]], path: Path, title: str) -> None:
-    """Draw a run into a PNG: bits per byte over the steps, in training and validation, beside the bigram model's."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    training = [record for record in records if record.get("bpb") is not None]
-    validation = [record for record in records if record.get("val_bpb") is not None]
-    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    """Draw a run into a PNG: its score over the steps, in training and validation, beside the bigram model's."""
+    score = score_of(records)
+    training = [record for record in records if record.get(score) is not None]
+    validation = [record for record in records if record.get(f"val_{score}") is not None]
+    axes = loss_axes("step", SCORES[score], title)
     if training:
-        steps, bits = [record["step"] for record in training], [record["bpb"] for record in training]
+        steps, bits = [record["step"] for record in training], [record[score] for record in training]
         axes.plot(steps, bits, color="#9ecae1", linewidth=0.8, label="training, each step")
-        axes.plot(steps, _smoothed(bits), color="#08519c", linewidth=1.8, label="training, smoothed")
+        axes.plot(steps, smoothed(bits), color="#08519c", linewidth=1.8, label="training, smoothed")
     if validation:
-        steps, bits = [record["step"] for record in validation], [record["val_bpb"] for record in validation]
-        bigram = validation[-1]["bigram_bpb"]
-        axes.axhline(bigram, color="#636363", linestyle="--", linewidth=1.2, label=f"bigram model, {bigram:.2f}")
+        steps, bits = [record["step"] for record in validation], [record[f"val_{score}"] for record in validation]
+        if bigram := validation[-1].get("bigram_bpb"):
+            axes.axhline(bigram, color="#636363", linestyle="--", linewidth=1.2, label=f"bigram model, {bigram:.2f}")
         axes.plot(steps, bits, "o-", color="#d94801", linewidth=1.4, markersize=5, label=f"validation, {bits[-1]:.2f}")
-    axes.set(xlabel="step", ylabel="bits per byte", title=title)
-    axes.set_ylim(bottom=0)
-    axes.margins(x=0.02)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    if training or validation:
-        axes.legend(frameon=False)
-    temporary = path.with_suffix(".tmp")
-    figure.savefig(temporary, format="png")
-    os.replace(temporary, path)
+    save_png(axes, path)
 
 
-def _smoothed(values: Sequence[float]) -> list[float]:
+def smoothed(values: Sequence[float]) -> list[float]:
     """Exponential mean, corrected for its start, so that the first value counts for no more than any other."""
     weight = 1 - 1 / max(1.0, _SMOOTHING * len(values))
     total, norm, smoothed = 0.0, 0.0, []

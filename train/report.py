@@ -81,17 +81,17 @@ class Report:
             self.line(
                 f"step {record['step']:>{len(str(total))}}/{total} | loss {record['loss']:.4f} | "
                 f"{score} | lr {record['lr']:.2e} | grad norm {record['grad_norm']:.2f} | "
-                f"{record['step_ms']:.0f} ms | {record['tokens_per_s']:,.0f} tok/s | ETA {duration(eta_s)}"
+                f"{record['step_ms']:.0f} ms | {record['tokens_per_s']:,.0f} tok/s | "
+                f"{_use(record)} | ETA {duration(eta_s)}"
             )
 
     def validation(self, record: Mapping[str, Any], seconds: float) -> None:
-        """The model's score on held-out text beside the bigram model's."""
-        val_bpb, bigram_bpb = record["val_bpb"], record["bigram_bpb"]
-        self.line(
-            f"validation at step {record['step']} | val_bpb {val_bpb:.3f} | bigram_bpb {bigram_bpb:.3f} | "
-            f"{compared(val_bpb, bigram_bpb)} | {duration(seconds)}",
-            style="bold green" if val_bpb < bigram_bpb else "bold yellow",
-        )
+        """The model's score on held-out text, beside the bigram model's where there is one."""
+        parts = [f"validation at step {record['step']}", _score(record, "val_")]
+        if "bigram_bpb" in record:
+            parts += [f"bigram_bpb {record['bigram_bpb']:.3f}", compared(record["val_bpb"], record["bigram_bpb"])]
+        better = "bigram_bpb" not in record or record["val_bpb"] < record["bigram_bpb"]
+        self.line(" | ".join([*parts, duration(seconds)]), style="bold green" if better else "bold yellow")
 
     def accuracy(self, record: Mapping[str, Any], chance: float, seconds: float) -> None:
         """The share of right answers on held-out sequences, and what guessing would have."""
@@ -133,6 +133,30 @@ def print_error(title: str, message: str) -> None:
         Text(message), title=Text(title, style="bold red"), title_align="left", border_style="red", expand=False
     )
     console.print(box)
+
+
+def score_in_words(record: Mapping[str, Any]) -> str:
+    """A validation's score, and how it stands beside the bigram model's where there is one."""
+    if "val_bpt" in record:
+        return f"{record['val_bpt']:.3f} bits per token on held-out text"
+    words = f"{record['val_bpb']:.3f} bits per byte on held-out text"
+    return f"{words}, {compared(record['val_bpb'], record['bigram_bpb'])}" if "bigram_bpb" in record else words
+
+
+def _use(record: Mapping[str, Any]) -> str:
+    """How well and how much the device is used, where that is known."""
+    mfu, memory = record["mfu"], record["memory_gib"]
+    return " | ".join(
+        [
+            "mfu n/a" if mfu is None else f"mfu {mfu:.1%}",
+            "mem n/a" if memory is None else f"mem {memory:.1f} GiB",
+        ]
+    )
+
+
+def _score(record: Mapping[str, Any], prefix: str = "") -> str:
+    name = f"{prefix}bpb" if f"{prefix}bpb" in record else f"{prefix}bpt"
+    return f"{name} {record[name]:.3f}"
 
 
 def compared(val_bpb: float, bigram_bpb: float) -> str:

@@ -51,8 +51,6 @@ def starting_point(config: TrainConfig, step: Path | None = None) -> tuple[Train
         )
     except (ValueError, ImportError) as error:
         raise UsageError(f"--init-from: {error}") from None
-    if lm.config.vocab_size < 256 and config.task == "lm":
-        raise UsageError(f"--init-from: its vocabulary of {lm.config.vocab_size} is too small for bytes")
     return _with_sizes(config, lm.config), lm.config, nnx.to_pure_dict(nnx.state(lm))
 
 

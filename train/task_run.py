@@ -37,12 +37,15 @@ class TaskRun(Run):
     def _scores(self, loss: float) -> dict[str, float]:
         return {}
 
-    def _shown(self, record: dict[str, Any]) -> str:
+    def _shown(self, scores: dict[str, float]) -> str:
         return f"val_accuracy {self.last_validation['val_accuracy']:.2%}" if self.last_validation else "val_accuracy -"
 
     def _validation_scores(self) -> dict[str, float]:
         scores = [self.eval_step(self.params, batch) for batch in self._validation_batches()]
         return {f"val_{name}": float(np.mean([score[name] for score in scores])) for name in ("accuracy", "loss")}
+
+    def _write_beside(self) -> None:
+        """There is no tokenizer."""
 
     def _report_validation(self) -> None:
         self.report.accuracy(self.last_validation, 1 / self.corpus.n_answers, self.validation_s)

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Iterator
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -56,6 +56,14 @@ class SyntheticTask:
     def fingerprint(self) -> str:
         """A digest of the task and its sizes: a resumed run must learn the same."""
         return hashlib.sha256(f"{self.name} {dataclasses.asdict(self)}".encode()).hexdigest()
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the task."""
+        return {"text_sha256": self.fingerprint()}
+
+    def is_the_one(self, meta: dict[str, Any]) -> bool:
+        """Whether this is the task of a checkpoint's record."""
+        return meta["text_sha256"] == self.fingerprint()
 
     def training_batch(self, *, seed: int, step: int, batch_size: int) -> Batch:
         """The batch of one step, decided by the arguments alone; none of its sequences is held out.
