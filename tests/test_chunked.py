@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mamba_jax import selective_scan
-from mamba_jax.scan.chunked import _rearrange, choose_blocks, over_channels
+from mamba_jax.scan.chunked import _rearrange, choose_blocks, times
 
 SIZE = {"b": 2, "i": 1, "j": 3, "q": 2, "t": 4, "k": 1, "c": 5, "n": 1, "z": 0}
 
@@ -35,9 +35,12 @@ def test_rearrange_repeats_along_new_axes():
     np.testing.assert_array_equal(got, np.repeat(v.reshape(2, 2, 4), 3, axis=0))
 
 
-def test_over_channels_serves_neighbours_from_one_group():
-    m = jnp.arange(6).reshape(1, 6)  # two states, three groups
-    np.testing.assert_array_equal(over_channels(m, 2, 6), [[[0, 0, 1, 1, 2, 2], [3, 3, 4, 4, 5, 5]]])
+def test_times_serves_neighbours_from_one_group():
+    m = jnp.arange(6).reshape(1, 6)  # one step of two states and three groups
+    np.testing.assert_array_equal(times(m, jnp.ones((1, 1, 6), int), 2), [[[0, 0, 1, 1, 2, 2], [3, 3, 4, 4, 5, 5]]])
+    v = jnp.arange(12).reshape(1, 2, 6)
+    np.testing.assert_array_equal(times(m, v, 2), [[[0, 0, 2, 3, 8, 10], [18, 21, 32, 36, 50, 55]]])
+    np.testing.assert_array_equal(times(v, v, 2), v**2)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mamba_jax.scan.chunked import chunked_scan, over_channels
+from mamba_jax.scan.chunked import chunked_scan, times
 from mamba_jax.scan.inputs import ScanInputs
 from pallas_kernels.device import target_platform
 
@@ -32,13 +32,13 @@ def scan(inputs: ScanInputs) -> tuple[jax.Array, jax.Array]:
 
 def advance(h, Delta, drive, A, B, C, reset) -> tuple[jax.Array, jax.Array]:
     """One chunk of one block, as `chunked.Advance` says."""
-    B, C = (over_channels(m, *h.shape) if m.ndim == 2 else m for m in (B, C))
+    n = h.shape[0]
     a = jnp.exp(Delta[:, None] * A)
     if reset is not None:
         a = jnp.where(reset[:, None, None], 0, a)
-    a, x = lax.associative_scan(combine, (a, B * drive[:, None]))
+    a, x = lax.associative_scan(combine, (a, times(B, drive[:, None], n)))
     h = a * h + x
-    y = jnp.sum(h * C, axis=1)
+    y = jnp.sum(times(C, h, n), axis=1)
     return 2 * y.real if jnp.iscomplexobj(y) else y, h[-1]
 
 

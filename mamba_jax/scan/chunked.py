@@ -23,8 +23,8 @@ Advance = Callable[..., tuple[jax.Array, jax.Array]]
 
     h_t = exp(Delta_t A) * h_{t-1} + B_t drive_t,   y_t = sum_n C_t[n] h_t[n]
 
-h, A (n, c); Delta, drive = Delta * u, and y (t, c); B, C (t, n k), to be spread `over_channels`, or (1, n, c) if
-constant; reset (t,) or None.
+h, A (n, c); Delta, drive = Delta * u, and y (t, c); B, C (t, n k) or, if constant, (1, n, c), both for
+`times`; reset (t,) or None.
 """
 
 
@@ -134,11 +134,16 @@ def _rearrange(v: jax.Array, before: str, after: str, *, size: Mapping[str, int]
     return v.reshape([math.prod(size[name] for name in axis) for axis in after.split()])
 
 
-def over_channels(m: jax.Array, n: int, channels: int) -> jax.Array:
-    """B or C (..., n k) as (..., n, channels): each of the k groups serves channels / k of them, side by side."""
-    k = m.shape[-1] // n
-    m = jnp.broadcast_to(m.reshape(*m.shape[:-1], n, k, 1), (*m.shape[:-1], n, k, channels // k))
-    return m.reshape(*m.shape[:-3], n, channels)
+def times(m: jax.Array, v: jax.Array, n: int) -> jax.Array:
+    """B or C times v, (..., n, c): m (..., n k) of k groups, each for c / k neighbours, or (..., n, c) if constant.
+
+    v is (..., n, c) or (..., 1, c). m is not broadcast by itself, or its broadcast would be kept for the backward pass.
+    """
+    if m.ndim == v.ndim:
+        return m * v
+    m = m.reshape(*m.shape[:-1], n, m.shape[-1] // n, 1)
+    product = m * v.reshape(*v.shape[:-1], m.shape[-2], v.shape[-1] // m.shape[-2])
+    return product.reshape(*product.shape[:-2], v.shape[-1])
 
 
 def _run_chunk(advance: Advance, delta_softplus: bool, constants: dict, h: jax.Array, varying: dict):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mamba_jax.scan.chunked import chunked_scan, over_channels
+from mamba_jax.scan.chunked import chunked_scan, times
 from mamba_jax.scan.inputs import ScanInputs
 
 CHUNK = 64
@@ -23,17 +23,18 @@ def scan(inputs: ScanInputs) -> tuple[jax.Array, jax.Array]:
 
 def advance(h, Delta, drive, A, B, C, reset) -> tuple[jax.Array, jax.Array]:
     """One chunk of one block, as `chunked.Advance` says."""
-
-    B_constant, C_constant = (m[0] if m.ndim == 3 else None for m in (B, C))
+    n = h.shape[0]
+    constant = {name: m[0] for name, m in {"B": B, "C": C}.items() if m.ndim == 3}
+    varying = {name: m for name, m in {"B": B, "C": C}.items() if m.ndim == 2}
 
     def step(h, x):
-        Delta, drive, B, C, reset = x
+        Delta, drive, reset, varying = x
+        m = constant | varying
         if reset is not None:
             h = jnp.where(reset, 0, h)
-        h = jnp.exp(Delta * A) * h + (over_channels(B, *h.shape) if B_constant is None else B_constant) * drive
-        y = jnp.sum(h * (over_channels(C, *h.shape) if C_constant is None else C_constant), axis=0)
+        h = jnp.exp(Delta * A) * h + times(m["B"], drive[None], n)
+        y = jnp.sum(times(m["C"], h, n), axis=0)
         return h, 2 * y.real if jnp.iscomplexobj(y) else y
 
-    B, C = (None if m.ndim == 3 else m for m in (B, C))
-    h, y = lax.scan(step, h, (Delta, drive, B, C, reset))
+    h, y = lax.scan(step, h, (Delta, drive, reset, varying))
     return y, h
