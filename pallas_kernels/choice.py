@@ -15,6 +15,8 @@ from pallas_kernels.tiling import Sizes, Tiling
 LEAST_CAPABILITY = 80
 """Ampere, compute capability 8.0 times ten: the least that the kernels compile for."""
 
+_MULTIPROCESSORS = 108  # of a GPU that is not known: an A100's
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
@@ -69,7 +71,8 @@ def on_gpu(sizes: Sizes, itemsizes: tuple[int, int, int], gpu: Gpu | None) -> Ch
         why = f"{gpu.name} has compute capability {gpu.capability / 10:.1f}, and Mosaic needs 9.0 or 10.x"
     if capable:
         why = "Mosaic needs jax 0.11.2 or newer"
-    return Choice("triton", tiling.triton_tiling(sizes), (0, 0), why)
+    cut = tiling.triton_tiling(sizes, gpu.multiprocessors if gpu else _MULTIPROCESSORS)
+    return Choice("triton", cut, (0, 0), why)
 
 
 def gpu_lacks(wide: DTypeLike, gpu: Gpu | None) -> str | None:

@@ -41,41 +41,6 @@ def store(ref, values: jax.Array, valid: jax.Array | None = None) -> None:
         triton.store(ref, values.astype(ref.dtype), mask=jnp.broadcast_to(valid, values.shape))
 
 
-def barrier() -> None:
-    """Let the program's threads see each other's writes; Triton only."""
-    triton.debug_barrier()
-
-
-def fast_exp2(x: jax.Array) -> jax.Array:
-    """2^x in one instruction on an NVIDIA GPU (relative error 2^-22, results below 2^-126 are 0); Triton only.
-
-    `jnp.exp2` costs three more there, to scale results that are too small to matter in a decay.
-    """
-    return _assembly("ex2.approx.ftz.f32 $0, $1;", x)
-
-
-def fast_reciprocal(x: jax.Array) -> jax.Array:
-    """1 / x in one instruction (relative error 2^-23); Triton only."""
-    return _assembly("rcp.approx.ftz.f32 $0, $1;", x)
-
-
-def fused_multiply_add(x: jax.Array, y: jax.Array, z: jax.Array) -> jax.Array:
-    """x y + z in one instruction; XLA lets Triton contract nothing by itself. Triton only."""
-    return _assembly("fma.rn.f32 $0, $1, $2, $3;", x, y, z)
-
-
-def _assembly(instruction: str, *operands: jax.Array) -> jax.Array:
-    operands = tuple(jnp.broadcast_arrays(*operands))
-    (result,) = triton.elementwise_inline_asm(
-        instruction,
-        args=operands,
-        constraints=",".join(["=f"] + ["f"] * len(operands)),
-        pack=1,
-        result_shape_dtypes=[jax.ShapeDtypeStruct(operands[0].shape, operands[0].dtype)],
-    )
-    return result
-
-
 _at_lowering_p = Primitive("at_lowering")
 
 

@@ -25,7 +25,15 @@ from jax.experimental import topologies
 
 from pallas_kernels.machine_code import Kernel, Loop, assemble, tool
 from pallas_kernels.selective_scan import selective_scan
-from pallas_kernels.tiling import CHANNELS, Sizes, mosaic_tiling
+from pallas_kernels.tiling import (
+    CHANNELS,
+    SCHEDULERS,
+    STEPS_BETWEEN_STATES,
+    Sizes,
+    Tiling,
+    mosaic_tiling,
+    triton_tiling,
+)
 
 _DEVICE = """
 gpu_device_info {{
@@ -55,7 +63,6 @@ device_description_str: "{name}"
 """
 _GIB = 2**30
 _SPECIAL_CYCLES = 8  # of a warp in the special-function unit: 4 lanes a cycle and scheduler
-_TILE = 16  # steps, of the Mosaic kernels
 # Turns of the inner loops of the Mosaic kernels' tile loop, at n = 16 and l a multiple of 16: the forward kernel and
 # the summaries take 4 steps a turn, the backward kernel notes the states before three subtiles and then walks four
 # back.
@@ -88,7 +95,7 @@ TARGETS = {
     "h200": Target("NVIDIA H200", "sm_90a", 9, 0, 132, 233472, 232448, 4800 * 10**9, 62914560, 141 * _GIB, 1.98),
     "b200": Target("NVIDIA B200", "sm_100a", 10, 0, 148, 233472, 232448, 8000 * 10**9, 132120576, 180 * _GIB, 1.965),
     "a100": Target("NVIDIA A100", "sm_80", 8, 0, 108, 167936, 166912, 2039 * 10**9, 41943040, 80 * _GIB, 1.41),
-    "ada": Target("NVIDIA L40S", "sm_89", 8, 9, 142, 102400, 101376, 864 * 10**9, 100663296, 48 * _GIB, 2.52),
+    "ada": Target("NVIDIA L40", "sm_89", 8, 9, 142, 102400, 101376, 864 * 10**9, 100663296, 48 * _GIB, 2.52),
 }
 
 
@@ -155,13 +162,13 @@ def from_json(text: str) -> Report:
 def per_step(kernel: Kernel, states: int = 16) -> tuple[float, float]:
     """(instructions, special-function instructions) a time step and channel.
 
-    For the Mosaic kernels all of the loop over tiles, its own part included; for others the innermost loops, a step
-    for each `states` exponentials.
+    For the Mosaic kernels all of the loop over tiles, its own part included; for others the innermost loops, a step of
+    a channel for each `states` exponentials.
     """
     turns = _TURNS.get(kernel.name)
     if turns and states == 16 and len(kernel.loops) == 1 and len(kernel.loops[0].inner) == len(turns):
-        tile = kernel.loops[0]
-        weighted = [(tile, 1 / _TILE), *((loop, n / _TILE) for loop, n in zip(tile.inner, turns, strict=True))]
+        tile, steps = kernel.loops[0], STEPS_BETWEEN_STATES
+        weighted = [(tile, 1 / steps), *((loop, n / steps) for loop, n in zip(tile.inner, turns, strict=True))]
     else:
         weighted = [(loop, 1 / max(1, loop.exponentials // states)) for loop in _innermost(kernel.loops)]
     return sum(loop.instructions * w for loop, w in weighted), sum(loop.special * w for loop, w in weighted)
@@ -175,16 +182,15 @@ def predicted_ms(kernel: Kernel, case: Case, target: Target) -> dict[str, float]
     """Milliseconds by the issue of instructions, by the special-function unit and by bytes; the largest is the
     prediction.
 
-    For the programs of the fullest multiprocessor, a warp of each on every scheduler, one instruction a cycle: a bound
-    from below.
+    For the warps of the fullest scheduler, one instruction a cycle: a bound from below.
     """
     instructions, special = per_step(kernel, case.n)
-    programs, steps = case.programs(kernel.name, target)
-    cycles = -(-programs // target.multiprocessors) * steps
+    warps, steps = case.warps(kernel.name, target)
+    cycles = warps * steps
     return {
         "issue": instructions * cycles / (target.clock_ghz * 1e6),
         "special": special * _SPECIAL_CYCLES * cycles / (target.clock_ghz * 1e6),
-        "bytes": case.bytes(kernel.name) / target.bandwidth * 1e3,
+        "bytes": case.bytes(kernel.name, target) / target.bandwidth * 1e3,
     }
 
 
@@ -201,28 +207,40 @@ class Case:
     n: int
     dtype: str
 
-    def bytes(self, kernel: str) -> float:
+    def bytes(self, kernel: str, target: Target) -> float:
         """That must pass between global memory and a multiprocessor's: sequences, kept states, partial sums of dB and
         dC.
         """
         sequence = self.b * self.l * self.d * (2 if self.dtype != "float32" else 4)
-        kept = self.b * -(-self.l // _TILE) * self.n * self.d * 4
-        partial = 2 * self.b * -(-self.d // 128) * self.l * self.n * 4
+        kept = self.b * -(-self.l // STEPS_BETWEEN_STATES) * self.n * self.d * 4
+        channels = CHANNELS if kernel.endswith("(Mosaic)") else self._triton(target).channels
+        partial = 2 * self.b * -(-self.d // channels) * self.l * self.n * 4
         return {
             "selective_scan_forward": 4 * sequence + kept,
             "selective_scan_backward": 7 * sequence + kept + partial,
         }.get(kernel.split()[0], 3 * sequence)
 
-    def programs(self, kernel: str, target: Target) -> tuple[int, int]:
-        """How many programs of a kernel there are, and how many steps each takes."""
+    def warps(self, kernel: str, target: Target) -> tuple[int, int]:
+        """How many warps of a kernel, of one channel a thread, the fullest scheduler has, and how many steps each
+        takes.
+        """
+        if not kernel.endswith("(Mosaic)"):
+            channels = self._triton(target).channels
+            programs = self.b * -(-self.d // channels)
+            return -(-programs // (SCHEDULERS * target.multiprocessors)) * channels // 32, self.l
         size = 4 if self.dtype == "float32" else 2
-        cut = mosaic_tiling(Sizes(self.b, self.l, self.d, self.n, 1), (size, size, size), target.multiprocessors)
-        pieces = (
-            cut.forward_pieces
-            if kernel.split()[0] in ("selective_scan_forward", "selective_scan_summary")
-            else cut.backward_pieces
-        )
-        return self.b * -(-self.d // CHANNELS) * pieces.count, pieces.steps
+        cut = mosaic_tiling(self._sizes, (size, size, size), target.multiprocessors)
+        forward = kernel.split()[0] in ("selective_scan_forward", "selective_scan_summary")
+        pieces = cut.forward_pieces if forward else cut.backward_pieces
+        programs = self.b * -(-self.d // CHANNELS) * pieces.count
+        return -(-programs // target.multiprocessors), pieces.steps
+
+    @property
+    def _sizes(self) -> Sizes:
+        return Sizes(self.b, self.l, self.d, self.n, 1)
+
+    def _triton(self, target: Target) -> Tiling:
+        return triton_tiling(self._sizes, target.multiprocessors)
 
     def function(self, gradient: bool) -> tuple[Any, list]:
         """The scan, or the gradient of a loss on y and the last state in every argument; and what to call it with."""

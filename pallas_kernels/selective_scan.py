@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import choice, compat, device, portable, tiling
+from pallas_kernels import choice, compat, device, portable, state_groups, tiling
 from pallas_kernels.arguments import Arguments
 
 _OTHER_FORMS = 'use scan="sequential" or scan="associative" instead'
@@ -117,7 +117,7 @@ def _forward(arguments: Arguments, delta_softplus: bool, keep_states: bool):
         if reason := choice.gpu_lacks(arguments.A.dtype, device.target_gpu()):
             return nowhere(arguments, reason)
         kernels, cut, arguments = _gpu_kernels(arguments)
-        return kernels.forward(arguments, cut, **options)
+        return state_groups.forward(kernels, arguments, cut, **options)
 
     def nowhere(arguments: Arguments, reason: str = _NO_KERNEL):
         kept = jnp.zeros(tiling.boundaries_shape(arguments.sizes), arguments.A.dtype) if keep_states else None
@@ -140,7 +140,7 @@ def _backward(residuals, delta_softplus: bool) -> Arguments:
         if reason := choice.gpu_lacks(arguments.A.dtype, device.target_gpu()):
             return nowhere(arguments, reason=reason)
         kernels, cut, arguments = _gpu_kernels(arguments)
-        return kernels.backward(arguments, boundaries, dy, dlast, cut, delta_softplus=delta_softplus)
+        return state_groups.backward(kernels, arguments, boundaries, dy, dlast, cut, delta_softplus=delta_softplus)
 
     def nowhere(arguments: Arguments, *_, reason: str = _NO_KERNEL):
         return _prepared(arguments, functools.partial(_refuse_to_lower, reason))._replace(reset=None)

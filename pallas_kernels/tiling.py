@@ -33,11 +33,9 @@ class Tiling:
     """
 
     channels: int
-    states: int  # n, or the power of two above it, where the compiler asks for one
     chunk: int  # steps between kept states
-    subtile: int  # steps whose states the backward pass holds in registers at once; divides chunk
-    unroll: int  # steps that the forward pass reads at once; divides chunk
-    states_last: bool  # a tile is (channels, n) in place of (n, channels)
+    forward_unroll: int  # steps that are read at once on the way forward; divides chunk
+    backward_unroll: int  # on the way back; divides forward_unroll
     num_warps: int
     num_stages: int
     interpreted: bool
@@ -85,42 +83,39 @@ def interpreter_tiling(sizes: Sizes) -> Tiling:
     """
     return Tiling(
         channels=-(-sizes.r // -(-sizes.r // 128)),  # as equal as can be: at most one channel of padding a block
-        states=sizes.n,
         chunk=STEPS_BETWEEN_STATES,
-        subtile=1,
-        unroll=1,
-        states_last=False,
+        forward_unroll=1,
+        backward_unroll=1,
         num_warps=1,
         num_stages=1,
         interpreted=True,
     )
 
 
-# Entries of a tile for each warp: 16 a thread. The backward kernel holds eight tiles or so in registers; at 16 entries
-# it takes 250 of 255 registers and spills nothing (machine code for sm_80 and sm_89).
-_ENTRIES_OF_WARP = 512
+# What a program of so many channels issues for a step of a gradient at n = 16, from machine code for sm_80: forward,
+# forward again, back.
+_TRITON_STEP = {32: 155 + 133 + 413, 64: 260 + 215 + 627}
+SCHEDULERS = 4  # of a multiprocessor; a program is one warp
 
-_MOST_ENTRIES = 4096  # eight warps: more would not have 255 registers a thread
 
+def triton_tiling(sizes: Sizes, multiprocessors: int) -> Tiling:
+    """For Triton, whose blocks are powers of two: one warp a program, each of its threads one or two channels.
 
-def triton_tiling(sizes: Sizes) -> Tiling:
-    """For Triton, whose blocks are powers of two.
-
-    One warp a program, where n allows: nothing has to be exchanged between warps. Its lanes share out the states four
-    by four, so that a sum over states and a sum over channels both take few exchanges between lanes. With more states,
-    more warps: fewer channels would mean more partial sums of dB and dC in memory.
+    Two channels share the entries of B and C and the sums over channels, so a step of both costs less than two steps
+    of one; but there are half as many programs. The count with which the fullest scheduler has the least to issue.
     """
-    states = _power_of_two(sizes.n)
-    channels = min(max(_ENTRIES_OF_WARP // states, 32), 128, _MOST_ENTRIES // states)
-    channels = min(channels, max(_power_of_two(sizes.r), 16))
+
+    def issued(channels: int) -> int:
+        programs = sizes.b * sizes.g * -(-sizes.r // channels)
+        return -(-programs // (SCHEDULERS * multiprocessors)) * _TRITON_STEP[channels]
+
+    channels = min(_TRITON_STEP, key=issued)
     return Tiling(
         channels=channels,
-        states=states,
         chunk=STEPS_BETWEEN_STATES,
-        subtile=2,
-        unroll=4,
-        states_last=True,
-        num_warps=max(1, channels * states // _ENTRIES_OF_WARP),
+        forward_unroll=2,
+        backward_unroll=2 if channels == 32 else 1,  # two steps of two channels do not fit the registers
+        num_warps=1,
         num_stages=1,  # rows are read ahead by hand; Triton only pipelines what feeds matrix products
         interpreted=False,
     )

@@ -10,7 +10,7 @@ from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from mamba_jax.reference.oracle import selective_scan_oracle, selective_scan_oracle_gradients
-from pallas_kernels import mosaic
+from pallas_kernels import mosaic, state_groups
 from pallas_kernels.arguments import Arguments
 from pallas_kernels.tiling import MosaicTiling, Pieces
 
@@ -98,7 +98,7 @@ def run_forward(case: Case, problem: Problem):
     """y, the last state and the kept states."""
 
     def run(arguments):
-        return mosaic.forward(arguments, case.tiling, delta_softplus=case.softplus, keep_states=True)
+        return state_groups.forward(mosaic, arguments, case.tiling, delta_softplus=case.softplus, keep_states=True)
 
     with interpreted():
         return jax.block_until_ready(jax.jit(run)(problem.arguments))
@@ -108,7 +108,7 @@ def run_backward(case: Case, problem: Problem, kept: jax.Array) -> Arguments:
     """Every gradient."""
 
     def run(arguments, kept, dy, dlast):
-        return mosaic.backward(arguments, kept, dy, dlast, case.tiling, delta_softplus=case.softplus)
+        return state_groups.backward(mosaic, arguments, kept, dy, dlast, case.tiling, delta_softplus=case.softplus)
 
     with interpreted():
         return jax.block_until_ready(jax.jit(run)(problem.arguments, kept, problem.dy, problem.dlast))

@@ -3,6 +3,7 @@
 The suite of all scan forms runs them too, through `mamba_jax.selective_scan`; here is what is the kernels' own.
 """
 
+import dataclasses
 import functools
 import warnings
 
@@ -218,11 +219,11 @@ def test_many_batch_rows_and_channels():
 
 @pytest.mark.parametrize("l", [1, 2, 5, 16, 19, 33])
 def test_several_steps_at_once_reach_past_the_end_in_safety(l):
-    """Triton's kernels take 4 steps at once forward, 2 back: the interpreter does the same to the bit of rounding."""
+    """Triton's kernels take two steps at once: the interpreter can do the same."""
     arguments = make_arguments(l=l, d=6, n=3)
     dy, dlast = cotangents(arguments)
     cut = tiling.interpreter_tiling(arguments.sizes)
-    wide = tiling.Tiling(**{**vars(cut), "subtile": 4, "unroll": 4, "channels": 4, "states": 4})
+    wide = dataclasses.replace(cut, forward_unroll=4, backward_unroll=2, channels=4)
     wanted, wanted_gradients = oracle(arguments, dy, dlast)
     y, last, kept = portable.forward(arguments, wide, delta_softplus=True, keep_states=True)
     gradients = portable.backward(arguments, kept, dy, dlast, wide, delta_softplus=True)

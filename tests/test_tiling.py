@@ -1,5 +1,6 @@
 """Block sizes: what the kernels need of them holds for every size of a scan."""
 
+import functools
 import itertools
 
 import pytest
@@ -15,47 +16,52 @@ SIZES = [
         [1, 3, 8, 12, 16, 64, 256],
     )
 ]
-BY_PLATFORM = {"interpreter": tiling.interpreter_tiling, "triton": tiling.triton_tiling}
+A100 = 108  # multiprocessors
+BY_PLATFORM = {
+    "interpreter": tiling.interpreter_tiling,
+    "triton": functools.partial(tiling.triton_tiling, multiprocessors=A100),
+}
 
 
 @pytest.mark.parametrize("platform", BY_PLATFORM)
-def test_blocks_cover_channels_and_states(platform):
+def test_blocks_cover_channels(platform):
     for sizes in SIZES:
         cut = BY_PLATFORM[platform](sizes)
         assert (cut.blocks(sizes) - 1) * cut.channels < sizes.r <= cut.blocks(sizes) * cut.channels
-        assert cut.states >= sizes.n
 
 
 @pytest.mark.parametrize("platform", BY_PLATFORM)
-def test_chunks_are_whole_subtiles(platform):
-    """A subtile that reached into the next chunk would be walked twice."""
+def test_steps_at_once_divide_a_chunk(platform):
+    """On the way back nothing may be read that was not noted on the way forward."""
     for sizes in SIZES:
         cut = BY_PLATFORM[platform](sizes)
         assert cut.chunk == tiling.STEPS_BETWEEN_STATES
-        assert cut.chunk % cut.subtile == 0
-        assert cut.chunk % cut.unroll == 0
+        assert cut.chunk % cut.forward_unroll == 0
+        assert cut.forward_unroll % cut.backward_unroll == 0
 
 
-def test_triton_blocks_are_powers_of_two_and_fit_the_registers():
+def test_triton_programs_are_one_warp():
     for sizes in SIZES:
-        cut = tiling.triton_tiling(sizes)
-        for size in (cut.channels, cut.states, cut.num_warps):
-            assert size & (size - 1) == 0
-        assert cut.channels * cut.states <= 512 * cut.num_warps
-        assert cut.num_warps <= 8
+        cut = tiling.triton_tiling(sizes, A100)
+        assert cut.channels in (32, 64) and cut.num_warps == 1
+
+
+@pytest.mark.parametrize(("b", "channels"), [(1, 32), (4, 32), (8, 64), (32, 64)])
+def test_triton_takes_two_channels_a_thread_where_programs_are_many(b, channels):
+    """At b = 8 there would be more programs of 32 channels than schedulers, and some would get two."""
+    assert tiling.triton_tiling(Sizes(b, 2048, 2048, 16, 1), A100).channels == channels
 
 
 def test_triton_wastes_little_on_large_sizes():
     for d in (1000, 1536, 2048, 80000):
         sizes = Sizes(2, 64, d, 16, 1)
-        cut = tiling.triton_tiling(sizes)
+        cut = tiling.triton_tiling(sizes, A100)
         assert cut.blocks(sizes) * cut.channels <= 1.03 * d
 
 
 def test_interpreter_pads_at_most_a_channel_a_block():
     for sizes in SIZES:
         cut = tiling.interpreter_tiling(sizes)
-        assert cut.states == sizes.n
         assert cut.channels <= 128
         assert cut.blocks(sizes) * cut.channels - sizes.r < cut.blocks(sizes)
 

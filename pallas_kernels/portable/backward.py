@@ -1,21 +1,29 @@
 """The backward kernel of the portable pair.
 
 Grid (b, g, channel blocks of a group), as forward. A program walks its chunks from the last to the first. In a chunk it
-runs forward from the kept state and notes the state before every subtile, in a scratch block of global memory that
-stays in the cache; then, subtile by subtile from the last, it runs forward once more with all states in registers, and
-back with g_t = C_t dy_t + a_{t+1} g_{t+1}.
+runs forward from the kept state and notes Delta and the state before every step, in scratch blocks of global memory
+that stay in the cache; then it walks back with g_t = C_t dy_t + a_{t+1} g_{t+1}.
 
-Registers, over the whole length: a g, A and dA (n, channels), dD, d delta_bias. Sums over batch rows and channel blocks
-are left to the caller, who adds them in a fixed order. Accumulation in float32 (float64 if the inputs are).
+Registers, over the whole length: a g, A and dA (n for each channel), dD, d delta_bias; of the step at work the states
+before and after it, B and C. Sums of dB and dC over channels: see `assembly.channel_sums`. Sums over batch rows and
+channel blocks are left to the caller, who adds them in a fixed order: no atomics. Accumulation in float32 (float64 if
+the inputs are).
 
-Machine code at (8, 2048, 2048, 16) with z and softplus, instructions a step and channel (pallas_kernels.gpu_report):
+Machine code at n = 16 with softplus, skip and gate, jax 0.12.0.1 and ptxas 13, instructions a step and channel
+(python -m pallas_kernels.gpu_report --gradient --target a100 --sizes 8 2048 2048 16, and 4 2048 2048 16):
 
-| target | dtype | registers | spills | notes | walks back |
-|---|---|---|---|---|---|
-| sm_80, sm_89 | float32 | 252-255 | 0 | 109 | 527 |
-| sm_80, sm_89 | bfloat16 | 250-254 | 0 | 118 | 559 |
+| target | dtype | channels a thread | registers | spills | forward again | walks back |
+|---|---|---|---|---|---|---|
+| sm_80, sm_89 | float32 | 2 | 246 | 0 | 107 | 314 |
+| sm_80, sm_89 | bfloat16 | 2 | 250 | 0 | 109 | 322 |
+| sm_80, sm_89 | float32 | 1 | 168 | 0 | 133 | 414 |
+| sm_80, sm_89 | bfloat16 | 1 | 168 | 0 | 135 | 422 |
 
-Of the 527, 48 are exchanges between lanes for sums over states and channels.
+Of the 314, 16 are exponentials, 144 the other arithmetic on states, 63 the sums over channels (126 with one channel a
+thread), 26 loads. Tried and not kept: tiles of (channels, n) with the states spread over four lanes (527: sums over
+states and channels take exchanges, and rows of channels pass through shared memory); recomputing states two steps at a
+time in place of noting each (413 with two channels a thread and 808 bytes of spills; 449 with one). Below 200 it cannot
+come in this form: per state, the walk back takes an exponential and nine products.
 """
 
 from __future__ import annotations
@@ -29,7 +37,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels import compat
 from pallas_kernels.portable import stages
-from pallas_kernels.portable.stages import Advanced, Parameters, Place, Plan, Row, Values
+from pallas_kernels.portable.stages import Parameters, Place, Plan, Row, State, Values
 from pallas_kernels.tiling import chunks
 
 
@@ -39,22 +47,24 @@ class Gradients(NamedTuple):
     u: Any  # (b, l, g, r), u's dtype
     delta: Any  # (b, l, g, r), delta's dtype
     A: Any  # like initial_state
-    B: Any  # (b, g, blocks, l, n), or like A if constant
+    B: Any  # like A if constant, else None
     C: Any  # like B
+    projections: Any  # (b, g, blocks, l, those of B and C that vary, one after the other); None if neither does
     D: Any  # (b, g, r)
     z: Any  # (b, l, g, r), z's dtype, or None
     delta_bias: Any  # (b, g, r)
-    initial_state: Any  # (b, n, g, r), or (b, g, r, n) with `states_last`
-    scratch: Any  # (programs or 1, chunk / subtile, n, channels): the states before each subtile of the chunk at work
+    initial_state: Any  # (b, n, g, r)
+    states: Any  # (programs or 1, chunk, n, channels): scratch, the state before each step of the chunk at work
+    Delta: Any  # (programs or 1, chunk, channels): scratch
 
 
 class Sums(NamedTuple):
     """What a program adds up or carries over time."""
 
-    ag: jax.Array  # (n, channels): the gradient of the state after the step that comes next
-    A: jax.Array  # (n, channels)
-    B: jax.Array | None  # (n, channels) if constant
-    C: jax.Array | None  # (n, channels) if constant
+    ag: State  # the gradient of the state after the step that comes next
+    A: State
+    B: State | None  # if constant
+    C: State | None  # if constant
     D: jax.Array  # (channels,)
     delta_bias: jax.Array  # (channels,)
 
@@ -75,62 +85,65 @@ def backward(values: Values, boundaries: jax.Array, dy: jax.Array, dlast: jax.Ar
 def _results(values: Values, plan: Plan) -> Gradients:
     s, tiling, shape = plan.sizes, plan.tiling, jax.ShapeDtypeStruct
     state, per_channel = shape(values.initial_state.shape, plan.wide), shape((s.b, s.g, s.r), plan.wide)
-    partial = shape((s.b, s.g, s.r // tiling.channels, s.l, s.n), plan.wide)
+    varying = (not plan.constant_B) + (not plan.constant_C)
     # The interpreter runs one program after another: they share one block.
     programs = (1, 1, 1) if tiling.interpreted else plan.grid
-    tile = (tiling.channels, s.n) if tiling.states_last else (s.n, tiling.channels)
     return Gradients(
         u=shape(values.u.shape, values.u.dtype),
         delta=shape(values.delta.shape, values.delta.dtype),
         A=state,
-        B=state if plan.constant_B else partial,
-        C=state if plan.constant_C else partial,
+        B=state if plan.constant_B else None,
+        C=state if plan.constant_C else None,
+        projections=shape((s.b, s.g, s.r // tiling.channels, s.l, varying * s.n), plan.wide) if varying else None,
         D=per_channel,
         z=None if values.z is None else shape(values.z.shape, values.z.dtype),
         delta_bias=per_channel,
         initial_state=state,
-        scratch=shape((*programs, tiling.chunk // tiling.subtile, *tile), plan.wide),
+        states=shape((*programs, tiling.chunk, s.n, tiling.channels), plan.wide),
+        Delta=shape((*programs, tiling.chunk, tiling.channels), plan.wide),
     )
 
 
 def _kernel(refs: Values, boundaries_ref, dy_ref, dlast_ref, out: Gradients, *, plan: Plan) -> None:
     here = stages.place(plan)
     fixed = stages.parameters(refs, here, plan)
-    count, chunk, subtile = chunks(plan.sizes.l), plan.tiling.chunk, plan.tiling.subtile
+    count, chunk = chunks(plan.sizes.l), plan.tiling.chunk
     program = (0, 0, 0) if plan.tiling.interpreted else (here.b, here.g, here.block)
 
-    def read(c, j):
-        return stages.read(refs, dy_ref, fixed, here, c * chunk + j * subtile, subtile, plan)
+    def note(c, j, h: State) -> State:
+        """Advance by `forward_unroll` steps; what the way back needs of each is written down."""
+        first = j * plan.tiling.forward_unroll
+        for i, row in enumerate(
+            stages.read(refs, None, fixed, here, c * chunk + first, plan.tiling.forward_unroll, plan)
+        ):
+            step = stages.advance(row, h, fixed, plan)
+            for slab, part in zip(plan.slabs, h):
+                out.states[(*program, first + i, slab)] = part
+            out.Delta[(*program, first + i)] = step.Delta
+            h = step.h
+        return h
+
+    def back(c, j, carry: tuple[State, Sums]) -> tuple[State, Sums]:
+        """`backward_unroll` steps back, from the state after them."""
+        h, sums = carry
+        first = j * plan.tiling.backward_unroll
+        rows = stages.read(refs, dy_ref, fixed, here, c * chunk + first, plan.tiling.backward_unroll, plan)
+        for i, row in reversed(list(enumerate(rows))):
+            before = tuple(out.states[(*program, first + i, slab)] for slab in plan.slabs)
+            sums = _back(out, fixed, here, plan, row, out.Delta[(*program, first + i)], before, h, sums)
+            h = before
+        return h, sums
 
     def one_chunk(k, sums):
         c = count - 1 - k
-        subtiles = stages.turns(c * chunk, subtile, plan)
+        h = tuple(here.boundary(boundaries_ref, c, slab)[...] for slab in plan.slabs)
+        h = stages.for_steps(stages.turns(c * chunk, plan.tiling.forward_unroll, plan), lambda j, h: note(c, j, h), h)
+        turns = stages.turns(c * chunk, plan.tiling.backward_unroll, plan)
+        return stages.for_steps(turns, lambda i, carry: back(c, turns - 1 - i, carry), (h, sums))[1]
 
-        def note(j, h):
-            out.scratch[(*program, j)] = h
-            for row in read(c, j):
-                h = stages.advance(row, h, fixed, plan).h
-            return h
-
-        h = _start(out.scratch.at[(*program, 0)], here.boundary(boundaries_ref, c), plan)
-        h = stages.for_steps(subtiles - 1, note, h)
-        out.scratch[(*program, subtiles - 1)] = h
-
-        def one_subtile(i, sums):
-            j = subtiles - 1 - i
-            rows, steps, h = read(c, j), [], out.scratch[(*program, j)]
-            for row in rows:
-                steps.append(stages.advance(row, h, fixed, plan))
-                h = steps[-1].h
-            for row, step in zip(reversed(rows), reversed(steps)):
-                sums = _back(out, fixed, here, plan, row, step, sums)
-            return sums
-
-        return stages.for_steps(subtiles, one_subtile, sums)
-
-    zeros = jnp.zeros_like(fixed.A)
+    zeros = tuple(jnp.zeros_like(slab) for slab in fixed.A)
     sums = Sums(
-        ag=here.state(dlast_ref)[...],
+        ag=tuple(here.state(dlast_ref, slab)[...] for slab in plan.slabs),
         A=zeros,
         B=zeros if plan.constant_B else None,
         C=zeros if plan.constant_C else None,
@@ -138,60 +151,62 @@ def _kernel(refs: Values, boundaries_ref, dy_ref, dlast_ref, out: Gradients, *, 
         delta_bias=jnp.zeros_like(fixed.D),
     )
     sums = stages.for_steps(count, one_chunk, sums)
-    for ref, total in [
-        (out.initial_state, sums.ag),
-        (out.A, sums.A),
-        (out.B, sums.B),
-        (out.C, sums.C),
-        (out.D, sums.D),
-        (out.delta_bias, sums.delta_bias),
-    ]:
-        if total is not None:
-            compat.store(here.state(ref), total)
+    for ref, total in ((out.initial_state, sums.ag), (out.A, sums.A), (out.B, sums.B), (out.C, sums.C)):
+        for slab, part in zip(plan.slabs, total or ()):
+            compat.store(here.state(ref, slab), part)
+    for ref, total in ((out.D, sums.D), (out.delta_bias, sums.delta_bias)):
+        compat.store(ref.at[here.b, here.g, here.channels], total)
 
 
-def _start(scratch_ref, boundary_ref, plan: Plan) -> jax.Array:
-    """The state before a chunk."""
-    if not plan.tiling.states_last:
-        return boundary_ref[...]
-    # By way of memory it comes back in the layout of registers that A is in; else Triton turns it at every step.
-    scratch_ref[...] = stages.turned(boundary_ref[...], plan)
-    compat.barrier()
-    return scratch_ref[...]
-
-
-def _back(out: Gradients, fixed: Parameters, here: Place, plan: Plan, row: Row, step: Advanced, sums: Sums) -> Sums:
+def _back(
+    out: Gradients,
+    fixed: Parameters,
+    here: Place,
+    plan: Plan,
+    row: Row,
+    Delta: jax.Array,
+    before: State,
+    h: State,
+    sums: Sums,
+) -> Sums:
     """One step back: writes the gradients of its row, returns the sums with its part added.
 
     With w = a g h_{t-1}: dA = sum Delta w, dDelta = sum_n A w + u sum_n g B, du = Delta sum_n g B + D dy.
     """
-    t, valid, dy = row.t, row.valid, row.dy
+    t, dy, Delta_u = row.t, row.dy, Delta * row.u
+
+    def each(function, *states) -> State:
+        return tuple(function(*slabs) for slabs in zip(*states, strict=True))
+
+    def add_product(total, slab, weight) -> State:
+        return each(lambda t, x: stages.multiply_add(weight, x, t, plan), total, slab)
+
     if row.z is not None:
         gate = stages.sigmoid(row.z, plan)
-        y = stages.sum_states(row.C * step.h, plan) + fixed.D * row.u
-        compat.store(here.sequence(out.z, t), dy * y * gate * (1 + row.z * (1 - gate)), valid)
+        y = stages.dot(row.C, h, plan) + fixed.D * row.u
+        compat.store(here.sequence(out.z, t), dy * y * gate * (1 + row.z * (1 - gate)), row.valid)
         dy = dy * row.z * gate
-    g = stages.multiply_add(row.C, stages.by_channel(dy, plan), sums.ag, plan)
-    ag = stages.restart(row, step.a * g)
-    w = ag * step.before
-    gB = stages.sum_states(g * row.B, plan)
-    draw = stages.sum_states(w * fixed.A, plan) / stages.rate(plan) + row.u * gB
+    g = add_product(sums.ag, row.C, dy)
+    # Zero where a document begins: then nothing flows back to the state before, and w is 0.
+    ag = each(lambda A, g: stages.restart(row, stages.decay(Delta, A, plan) * g), fixed.A, g)
+    w = each(jnp.multiply, ag, before)
+    gB = stages.dot(g, row.B, plan)
+    draw = stages.dot(w, fixed.A, plan) / stages.rate(plan) + row.u * gB
     if plan.softplus:
         draw *= stages.sigmoid(row.raw, plan)
-    if valid is not None:  # a step past the end has dy = 0, but a gradient of the last state passes through it
-        draw = jnp.where(valid, draw, 0)
-    compat.store(here.sequence(out.u, t), step.Delta * gB + fixed.D * dy, valid)
-    compat.store(here.sequence(out.delta, t), draw, valid)
-    dB, dC = g * stages.by_channel(step.Delta * row.u, plan), step.h * stages.by_channel(dy, plan)
-    if not plan.constant_B:
-        compat.store(here.partial(out.B, t), stages.sum_channels(dB, plan), valid)
-    if not plan.constant_C:
-        compat.store(here.partial(out.C, t), stages.sum_channels(dC, plan), valid)
+    if row.valid is not None:  # a step past the end has dy = 0, but a gradient of the last state passes through it
+        draw = jnp.where(row.valid, draw, 0)
+    compat.store(here.sequence(out.u, t), Delta * gB + fixed.D * dy, row.valid)
+    compat.store(here.sequence(out.delta, t), draw, row.valid)
+    varying = [] if plan.constant_B else [(slab, Delta_u) for slab in g]
+    varying += [] if plan.constant_C else [(slab, dy) for slab in h]
+    if varying:
+        stages.store_channel_sums(out.projections, here, row, varying, plan)
     return Sums(
         ag=ag,
-        A=stages.multiply_add(stages.by_channel(step.Delta, plan), w, sums.A, plan),
-        B=None if sums.B is None else sums.B + dB,
-        C=None if sums.C is None else sums.C + dC,
+        A=add_product(sums.A, w, Delta),
+        B=None if sums.B is None else add_product(sums.B, g, Delta_u),
+        C=None if sums.C is None else add_product(sums.C, h, dy),
         D=sums.D + dy * row.u,
         delta_bias=sums.delta_bias + draw,
     )

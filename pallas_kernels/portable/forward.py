@@ -1,16 +1,18 @@
 """The forward kernel of the portable pair.
 
 Grid (b, g, channel blocks of a group). A program owns one batch row and one block of channels, over the whole length.
-Registers: the state and A (n, channels), and rows of each input, several steps of them at once on a GPU. Nothing is put
-into shared memory by hand. Global memory: each sequence passes once, B and C once for each channel block; the state
-before every chunk is written for the backward pass. Accumulation in float32 (float64 if the inputs are).
+Registers: the state and A (n for each channel), and what it reads, two steps at once on a GPU. Nothing is put into
+shared memory by hand. Global memory: each sequence passes once, B and C once for each channel block; the state before
+every chunk is written for the backward pass. Accumulation in float32 (float64 if the inputs are).
 
-Machine code at (8, 2048, 2048, 16) with z and softplus, instructions a step and channel (pallas_kernels.gpu_report):
+Machine code at n = 16 with softplus, skip and gate, instructions a step and channel (as in backward.py):
 
-| target | dtype | registers | spills | instructions |
-|---|---|---|---|---|
-| sm_80, sm_89 | float32 | 158 (190-210 with states kept) | 0 | 165 |
-| sm_80, sm_89 | bfloat16 | 190 with states kept | 0 | 182 |
+| target | dtype | channels a thread | registers | spills | instructions |
+|---|---|---|---|---|---|
+| sm_80, sm_89 | float32 | 2 | 168 | 0 | 130 |
+| sm_80, sm_89 | bfloat16 | 2 | 168 | 0 | 135 |
+| sm_80, sm_89 | float32 | 1 | 96 | 0 | 155 |
+| sm_80, sm_89 | bfloat16 | 1 | 96 | 0 | 160 |
 """
 
 from __future__ import annotations
@@ -57,12 +59,12 @@ def forward(values: Values, plan: Plan, *, keep_states: bool) -> Results:
 def _kernel(refs: Values, out: Results, *, plan: Plan) -> None:
     here = stages.place(plan)
     fixed = stages.parameters(refs, here, plan)
-    chunk, unroll = plan.tiling.chunk, plan.tiling.unroll
+    chunk, unroll = plan.tiling.chunk, plan.tiling.forward_unroll
 
     def steps(first, h):
         for row in stages.read(refs, None, fixed, here, first, unroll, plan):
             h = stages.advance(row, h, fixed, plan).h
-            y = stages.sum_states(row.C * h, plan) + fixed.D * row.u
+            y = stages.dot(row.C, h, plan) + fixed.D * row.u
             if row.z is not None:
                 y *= row.z * stages.sigmoid(row.z, plan)
             compat.store(here.sequence(out.y, row.t), y, row.valid)
@@ -70,10 +72,13 @@ def _kernel(refs: Values, out: Results, *, plan: Plan) -> None:
 
     def one_chunk(c, h):
         if out.boundaries is not None:
-            compat.store(here.boundary(out.boundaries, c), stages.turned(h, plan))
+            for slab, part in zip(plan.slabs, h):
+                compat.store(here.boundary(out.boundaries, c, slab), part)
         first = c * chunk
         turns = stages.turns(first, unroll, plan)
         return stages.for_steps(turns, lambda i, h: steps(first + i * unroll, h), h)
 
-    h = stages.for_steps(chunks(plan.sizes.l), one_chunk, here.state(refs.initial_state)[...])
-    compat.store(here.state(out.last_state), h)
+    h = tuple(here.state(refs.initial_state, slab)[...] for slab in plan.slabs)
+    h = stages.for_steps(chunks(plan.sizes.l), one_chunk, h)
+    for slab, part in zip(plan.slabs, h):
+        compat.store(here.state(out.last_state, slab), part)

@@ -25,7 +25,7 @@ def forward(
     layout = _Layout(arguments.sizes, tiling)
     plan = _plan(arguments, layout, delta_softplus)
     results = run_forward(layout.values(arguments), plan, keep_states=keep_states)
-    boundaries = None if results.boundaries is None else layout.from_boundaries(results.boundaries)
+    boundaries = None if results.boundaries is None else layout.from_sequence(results.boundaries)
     return layout.from_sequence(results.y), layout.from_state(results.last_state), boundaries
 
 
@@ -43,25 +43,27 @@ def backward(
     plan = _plan(arguments, layout, delta_softplus)
     gradients = run_backward(
         layout.values(arguments),
-        layout.boundaries(boundaries),
+        layout.sequence(boundaries),
         layout.sequence(dy),
         layout.state(dlast),
         plan,
     )
 
-    def projection(partial: jax.Array, argument: jax.Array, constant: bool) -> jax.Array:
-        if constant:
-            total = layout.from_state(partial.sum(0))
+    n = arguments.sizes.n
+
+    def projection(constant: jax.Array | None, part: slice, argument: jax.Array) -> jax.Array:
+        if constant is None:  # over channel blocks, always in the same order: (b, l, g, n)
+            total = jnp.swapaxes(gradients.projections[..., part].sum(2), 1, 2)
         else:
-            total = jnp.swapaxes(partial[..., : arguments.sizes.n].sum(2), 1, 2)
+            total = layout.from_state(constant.sum(0))
         return total.reshape(argument.shape).astype(argument.dtype)
 
     return Arguments(
         u=layout.from_sequence(gradients.u),
         delta=layout.from_sequence(gradients.delta),
         A=layout.from_state(gradients.A.sum(0)),
-        B=projection(gradients.B, arguments.B, plan.constant_B),
-        C=projection(gradients.C, arguments.C, plan.constant_C),
+        B=projection(gradients.B, slice(None, n), arguments.B),
+        C=projection(gradients.C, slice(-n, None), arguments.C),
         D=layout.from_sequence(gradients.D.sum(0)),
         z=None if gradients.z is None else layout.from_sequence(gradients.z),
         delta_bias=layout.from_sequence(gradients.delta_bias.sum(0)),
@@ -92,23 +94,21 @@ class _Layout:
     def padded(self) -> Sizes:
         """The sizes that the kernels see."""
         s = self.sizes
-        return dataclasses.replace(s, d=s.g * self.tiling.blocks(s) * self.tiling.channels, n=self.tiling.states)
+        return dataclasses.replace(s, d=s.g * self.tiling.blocks(s) * self.tiling.channels)
 
     def values(self, arguments: Arguments) -> Values:
-        """The kernels' inputs."""
+        """The kernels' inputs. B and C are small, and Triton reads their entries one by one: they come wide."""
+        wide = arguments.A.dtype
 
         def constant(matrix: jax.Array) -> jax.Array:
             return self.state(matrix.reshape(self.sizes.d, self.sizes.n))
-
-        def varying(projection: jax.Array) -> jax.Array:
-            return _padded(projection, -1, self.padded.n)
 
         return Values(
             u=self.sequence(arguments.u),
             delta=self.sequence(arguments.delta),
             A=constant(arguments.A),
-            B=constant(arguments.B) if arguments.constant_B else varying(arguments.B),
-            C=constant(arguments.C) if arguments.constant_C else varying(arguments.C),
+            B=constant(arguments.B) if arguments.constant_B else arguments.B.astype(wide),
+            C=constant(arguments.C) if arguments.constant_C else arguments.C.astype(wide),
             D=self.sequence(arguments.D),
             z=None if arguments.z is None else self.sequence(arguments.z),
             delta_bias=self.sequence(arguments.delta_bias),
@@ -126,25 +126,12 @@ class _Layout:
         return array[..., : self.sizes.r].reshape(*array.shape[:-2], self.sizes.d)
 
     def state(self, array: jax.Array) -> jax.Array:
-        """(..., d, n) -> (..., n, g, r), or (..., g, r, n) with `states_last`"""
-        if not self.tiling.states_last:
-            return self.boundaries(jnp.swapaxes(array, -1, -2))
-        grouped = array.reshape(*array.shape[:-2], self.sizes.g, self.sizes.r, self.sizes.n)
-        return _padded(_padded(grouped, -1, self.padded.n), -2, self.padded.r)
+        """(..., d, n) -> (..., n, g, r)"""
+        return self.sequence(jnp.swapaxes(array, -1, -2))
 
     def from_state(self, array: jax.Array) -> jax.Array:
-        """The way back from `state`."""
-        if not self.tiling.states_last:
-            return jnp.swapaxes(self.from_boundaries(array), -1, -2)
-        return array[..., : self.sizes.r, : self.sizes.n].reshape(*array.shape[:-3], self.sizes.d, self.sizes.n)
-
-    def boundaries(self, array: jax.Array) -> jax.Array:
-        """(..., n, d) -> (..., n, g, r)"""
-        return _padded(self.sequence(array), -3, self.padded.n)
-
-    def from_boundaries(self, array: jax.Array) -> jax.Array:
-        """(..., n, g, r) -> (..., n, d)"""
-        return self.from_sequence(array[..., : self.sizes.n, :, :])
+        """(..., n, g, r) -> (..., d, n)"""
+        return jnp.swapaxes(self.from_sequence(array), -1, -2)
 
 
 def _padded(array: jax.Array, axis: int, size: int) -> jax.Array:

@@ -1,8 +1,12 @@
 """The small steps that both portable kernels are made of, and where in global memory a program reads and writes.
 
-A tile is (n, channels), or (channels, n) with `states_last`; both are written (n, channels) below. Time runs in a loop;
-rows are read from references, step by step, since Triton cannot slice values. References are to whole arrays, padded to
-whole blocks by the caller: nothing lies outside.
+A state is a tuple of slabs. The interpreter has one, (n, channels), so that a step is few operations on whole arrays.
+Triton has n of them, (channels,) each, one or two channels a thread: sums over states then need nothing from other
+threads, and what belongs to a channel is computed once. A slab meets a (channels,) row as it is, and its part of B or C
+is (n, 1) or a scalar, or like the slab where B or C is constant over time.
+
+Time runs in a loop; rows are read from references, step by step, since Triton cannot slice values. References are to
+whole arrays, padded to whole blocks by the caller: nothing lies outside.
 """
 
 from __future__ import annotations
@@ -16,11 +20,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
 
 from pallas_kernels import compat
+from pallas_kernels.portable import assembly
 from pallas_kernels.tiling import Sizes, Tiling
 
 LOG2_E = math.log2(math.e)
+
+State = tuple[jax.Array, ...]  # of slabs
 
 
 class Values(NamedTuple):
@@ -31,13 +39,13 @@ class Values(NamedTuple):
 
     u: Any  # (b, l, g, r)
     delta: Any  # (b, l, g, r)
-    A: Any  # (n, g, r), or (g, r, n) with `states_last`
-    B: Any  # (b, l, g, n), or like A
-    C: Any  # (b, l, g, n), or like A
+    A: Any  # (n, g, r)
+    B: Any  # (b, l, g, n), wide, or like A
+    C: Any  # (b, l, g, n), wide, or like A
     D: Any  # (g, r)
     z: Any  # (b, l, g, r) or None
     delta_bias: Any  # (g, r)
-    initial_state: Any  # (b, n, g, r), or (b, g, r, n) with `states_last`
+    initial_state: Any  # (b, n, g, r)
     reset: Any  # (b, l) int32 or None
 
 
@@ -53,6 +61,11 @@ class Plan:
     softplus: bool
 
     @property
+    def slabs(self) -> tuple[Any, ...]:
+        """Where each slab of a state lies on an axis of states."""
+        return (slice(None),) if self.tiling.interpreted else tuple(range(self.sizes.n))
+
+    @property
     def grid(self) -> tuple[int, int, int]:
         """Batch rows first: the other axes of a GPU's grid end at 65535."""
         return self.sizes.b, self.sizes.g, self.sizes.r // self.tiling.channels
@@ -65,100 +78,73 @@ class Place(NamedTuple):
     g: jax.Array
     block: jax.Array  # of channels, within the group
     channels: Any  # the slice of them
-    states_last: bool
 
     def sequence(self, ref, t: jax.Array):
         """Step t of a (b, l, g, r) array: (channels,)."""
         return ref.at[self.b, t, self.g, self.channels]
 
-    def projection(self, ref, t: jax.Array):
-        """Step t of a (b, l, g, n) array: (n,)."""
-        return ref.at[self.b, t, self.g, :]
+    def projection(self, ref, t: jax.Array, slab):
+        """A slab's part of step t of a (b, l, g, n) array: (n,) or a scalar."""
+        return ref.at[self.b, t, self.g, slab]
 
-    def parameter(self, ref):
-        """The tile of an array like A, or the (channels,) of a (g, r) array."""
-        return ref.at[self.g, self.channels] if self.states_last else ref.at[..., self.g, self.channels]
+    def row(self, ref):
+        """The (channels,) of a (g, r) array."""
+        return ref.at[self.g, self.channels]
 
-    def state(self, ref):
-        """The tile of an array like initial_state, or the (channels,) of a (b, g, r) array."""
-        index = (self.g, self.channels) if self.states_last else (..., self.g, self.channels)
-        return ref.at[(self.b, *index)]
+    def parameter(self, ref, slab):
+        """A slab of an array like A."""
+        return ref.at[slab, self.g, self.channels]
 
-    def boundary(self, ref, chunk: jax.Array):
-        """The state before a chunk: (n, channels), whatever a tile is."""
-        return ref.at[self.b, chunk, :, self.g, self.channels]
+    def state(self, ref, slab):
+        """A slab of an array like initial_state."""
+        return ref.at[self.b, slab, self.g, self.channels]
 
-    def partial(self, ref, t: jax.Array):
-        """Step t of a (b, g, blocks, l, n) array: (n,)."""
-        return ref.at[self.b, self.g, self.block, t, :]
+    def boundary(self, ref, chunk: jax.Array, slab):
+        """A slab of the state before a chunk."""
+        return ref.at[self.b, chunk, slab, self.g, self.channels]
 
 
 def place(plan: Plan) -> Place:
     """This program's place."""
     channels = plan.tiling.channels
     b, g, block = (pl.program_id(axis) for axis in range(3))
-    return Place(b, g, block, pl.ds(block * channels, channels), plan.tiling.states_last)
-
-
-def by_channel(row: jax.Array, plan: Plan) -> jax.Array:
-    """(channels,) made ready to meet a tile."""
-    return row[:, None] if plan.tiling.states_last else row[None, :]
-
-
-def by_state(row: jax.Array, plan: Plan) -> jax.Array:
-    """(n,) made ready to meet a tile."""
-    return row[None, :] if plan.tiling.states_last else row[:, None]
-
-
-def sum_states(tile: jax.Array, plan: Plan) -> jax.Array:
-    """(n, channels) -> (channels,)"""
-    return jnp.sum(tile, axis=1 if plan.tiling.states_last else 0)
-
-
-def sum_channels(tile: jax.Array, plan: Plan) -> jax.Array:
-    """(n, channels) -> (n,)"""
-    return jnp.sum(tile, axis=0 if plan.tiling.states_last else 1)
-
-
-def turned(tile: jax.Array, plan: Plan) -> jax.Array:
-    """A tile as (n, channels), or back."""
-    return tile.T if plan.tiling.states_last else tile
+    return Place(b, g, block, pl.ds(block * channels, channels))
 
 
 class Parameters(NamedTuple):
     """What a program keeps in registers for the whole length."""
 
-    A: jax.Array  # (n, channels), scaled for `decay`
+    A: State  # scaled for `decay`
     D: jax.Array  # (channels,)
     delta_bias: jax.Array  # (channels,)
-    B: jax.Array | None  # (n, channels) if constant
-    C: jax.Array | None  # (n, channels) if constant
+    B: State | None  # if constant
+    C: State | None  # if constant
 
 
 def parameters(refs: Values, here: Place, plan: Plan) -> Parameters:
     """Read what does not depend on time."""
 
-    def read(ref):
-        return here.parameter(ref)[...].astype(plan.wide)
+    def state(ref) -> State:
+        return tuple(here.parameter(ref, slab)[...].astype(plan.wide) for slab in plan.slabs)
 
     return Parameters(
-        A=read(refs.A) * rate(plan),
-        D=read(refs.D),
-        delta_bias=read(refs.delta_bias),
-        B=read(refs.B) if plan.constant_B else None,
-        C=read(refs.C) if plan.constant_C else None,
+        A=tuple(A * rate(plan) for A in state(refs.A)),
+        D=here.row(refs.D)[...].astype(plan.wide),
+        delta_bias=here.row(refs.delta_bias)[...].astype(plan.wide),
+        B=state(refs.B) if plan.constant_B else None,
+        C=state(refs.C) if plan.constant_C else None,
     )
 
 
 class Row(NamedTuple):
-    """One time step as a program reads it, widened. B and C are (n, 1), or (n, channels) if constant over time."""
+    """One time step as a program reads it, widened."""
 
     t: jax.Array
     valid: jax.Array | None  # False past the end of the length, where all else reads as zero; None if t cannot be there
     u: jax.Array  # (channels,)
     raw: jax.Array  # (channels,): delta + delta_bias
-    B: jax.Array
-    C: jax.Array
+    B: State  # by slab
+    C: State
     z: jax.Array | None  # (channels,)
     reset: jax.Array | None  # scalar
     dy: Any  # (channels,); None on the way forward
@@ -173,13 +159,17 @@ def read(refs: Values, dy_ref, fixed: Parameters, here: Place, first: jax.Array,
         def load(ref):
             return compat.load(ref, valid).astype(plan.wide)
 
+        def projection(ref) -> State:
+            parts = (load(here.projection(ref, t, slab)) for slab in plan.slabs)
+            return tuple(part[:, None] if part.ndim else part for part in parts)
+
         return Row(
             t=t,
             valid=valid,
             u=load(here.sequence(refs.u, t)),
             raw=load(here.sequence(refs.delta, t)) + fixed.delta_bias,
-            B=by_state(load(here.projection(refs.B, t)), plan) if fixed.B is None else fixed.B,
-            C=by_state(load(here.projection(refs.C, t)), plan) if fixed.C is None else fixed.C,
+            B=projection(refs.B) if fixed.B is None else fixed.B,
+            C=projection(refs.C) if fixed.C is None else fixed.C,
             z=None if refs.z is None else load(here.sequence(refs.z, t)),
             reset=None if refs.reset is None else compat.load(refs.reset.at[here.b, t], valid) != 0,
             dy=None if dy_ref is None else load(here.sequence(dy_ref, t)),
@@ -194,14 +184,22 @@ def rate(plan: Plan) -> float:
 
 
 def decay(Delta: jax.Array, A: jax.Array, plan: Plan) -> jax.Array:
-    """exp(Delta A) of a step, (n, channels), from A scaled by `rate`."""
-    exponent = by_channel(Delta, plan) * A
-    return jnp.exp(exponent) if plan.tiling.interpreted else compat.fast_exp2(exponent)
+    """exp(Delta A) of a step for a slab, from A scaled by `rate`."""
+    exponent = Delta * A
+    return jnp.exp(exponent) if plan.tiling.interpreted else assembly.exp2(exponent)
 
 
 def multiply_add(x: jax.Array, y: jax.Array, z: jax.Array, plan: Plan) -> jax.Array:
     """x y + z; XLA on a CPU fuses it by itself."""
-    return x * y + z if plan.tiling.interpreted else compat.fused_multiply_add(x, y, z)
+    return x * y + z if plan.tiling.interpreted else assembly.multiply_add(x, y, z)
+
+
+def dot(left: State, right: State, plan: Plan) -> jax.Array:
+    """sum_n left right: (channels,)."""
+    total = left[0] * right[0]
+    for a, b in zip(left[1:], right[1:]):
+        total = multiply_add(a, b, total, plan)
+    return jnp.sum(total, axis=0) if plan.tiling.interpreted else total
 
 
 def step_size(row: Row, plan: Plan) -> jax.Array:
@@ -222,12 +220,12 @@ def _log1p_exp(x: jax.Array, plan: Plan) -> jax.Array:
     """
     if plan.tiling.interpreted:
         return jnp.log1p(jnp.exp(x))
-    e = compat.fast_exp2(x * LOG2_E)
-    s = e * compat.fast_reciprocal(2 + e)
+    e = assembly.exp2(x * LOG2_E)
+    s = e * assembly.reciprocal(2 + e)
     square = s * s
     series = jnp.full_like(s, _ATANH[-1])
     for coefficient in _ATANH[-2::-1]:
-        series = compat.fused_multiply_add(series, square, jnp.full_like(s, coefficient))
+        series = assembly.multiply_add(series, square, jnp.full_like(s, coefficient))
     return 2 * s * series
 
 
@@ -235,7 +233,7 @@ def sigmoid(x: jax.Array, plan: Plan) -> jax.Array:
     """1 / (1 + exp(-x))"""
     if plan.tiling.interpreted:
         return jax.nn.sigmoid(x)
-    return compat.fast_reciprocal(1 + compat.fast_exp2(x * -LOG2_E))
+    return assembly.reciprocal(1 + assembly.exp2(x * -LOG2_E))
 
 
 def restart(row: Row, state: jax.Array) -> jax.Array:
@@ -247,16 +245,18 @@ class Advanced(NamedTuple):
     """A step done."""
 
     Delta: jax.Array  # (channels,)
-    a: jax.Array  # (n, channels)
-    before: jax.Array  # (n, channels): the state that the step started from, after a reset
-    h: jax.Array  # (n, channels): the state after the step
+    h: State  # the state after the step
 
 
-def advance(row: Row, h: jax.Array, fixed: Parameters, plan: Plan) -> Advanced:
+def advance(row: Row, h: State, fixed: Parameters, plan: Plan) -> Advanced:
     """h_t = exp(Delta_t A) h_{t-1} + B_t Delta_t u_t"""
     Delta = step_size(row, plan)
-    a, before = decay(Delta, fixed.A, plan), restart(row, h)
-    return Advanced(Delta, a, before, multiply_add(a, before, row.B * by_channel(Delta * row.u, plan), plan))
+    Delta_u = Delta * row.u
+
+    def one(A, h, B):
+        return multiply_add(decay(Delta, A, plan), restart(row, h), B * Delta_u, plan)
+
+    return Advanced(Delta, tuple(one(*slab) for slab in zip(fixed.A, h, row.B)))
 
 
 def turns(first: jax.Array, count: int, plan: Plan) -> jax.Array:
@@ -267,3 +267,22 @@ def turns(first: jax.Array, count: int, plan: Plan) -> jax.Array:
 def for_steps(count, body: Callable, carry):
     """`lax.fori_loop` from 0 with a 32-bit counter, also under x64."""
     return lax.fori_loop(jnp.int32(0), jnp.asarray(count, jnp.int32), body, carry)
+
+
+def store_channel_sums(ref, here: Place, row: Row, products: list[tuple[jax.Array, jax.Array]], plan: Plan) -> None:
+    """Write sum_channels x w for each (slab, row) pair (x, w), one after the other, into a step of (b, g, blocks, l,
+    sums).
+    """
+
+    def place(rows):
+        return ref.at[here.b, here.g, here.block, row.t, rows]
+
+    if plan.tiling.interpreted:
+        n = plan.sizes.n
+        for i, (x, w) in enumerate(products):
+            compat.store(place(pl.ds(i * n, n)), jnp.sum(x * w, axis=1), row.valid)
+        return
+    sums = assembly.channel_sums(products)
+    number = lax.iota(jnp.int32, sums.size)
+    mask = number < len(products)
+    triton.store(place(number), sums, mask=mask if row.valid is None else mask & row.valid)
