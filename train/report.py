@@ -74,9 +74,7 @@ class Report:
 
     def step(self, record: Mapping[str, Any], total: int, eta_s: float, score: str, *, printed: bool) -> None:
         """One training step: the bar moves, and every few steps a line stays; `score` says how the model stands."""
-        if self._bar is not None:
-            description = f"step {record['step']}/{total}   {score}   ETA {duration(eta_s)}"
-            self._bar.update(self._task, completed=record["step"], description=description)
+        self.advance(record["step"], f"step {record['step']}/{total}   {score}   ETA {duration(eta_s)}")
         if printed:
             self.line(
                 f"step {record['step']:>{len(str(total))}}/{total} | loss {record['loss']:.4f} | "
@@ -84,6 +82,11 @@ class Report:
                 f"{record['step_ms']:.0f} ms | {record['tokens_per_s']:,.0f} tok/s | "
                 f"{_use(record)} | ETA {duration(eta_s)}"
             )
+
+    def advance(self, completed: int, description: str) -> None:
+        """The bar moves."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=completed, description=description)
 
     def validation(self, record: Mapping[str, Any], seconds: float) -> None:
         """The model's score on held-out text, beside the bigram model's where there is one."""

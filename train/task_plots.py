@@ -29,7 +29,7 @@ def draw_accuracy(records: Sequence[dict[str, Any]], path: Path, title: str, cha
             label = f"held-out sequences, {shares[-1]:.2%}"
             upper.plot(steps, shares, "o-", color=_VALIDATION, linewidth=1.4, markersize=4, label=label)
         upper.set(ylabel="right answers", title=title, ylim=(0, 1.03))
-        upper.legend(frameon=False, loc="lower right")
+        upper.legend(frameon=False, loc="center right")
         if training:
             steps, losses = _columns(training, "step", "loss")
             lower.plot(steps, losses, color=_TRAINING, linewidth=0.8)
@@ -38,23 +38,28 @@ def draw_accuracy(records: Sequence[dict[str, Any]], path: Path, title: str, cha
         lower.set(xlabel="step", ylabel="training loss, nats")
 
 
-def draw_extrapolation(shares: Mapping[int, float], path: Path, title: str, trained: int, chance: float) -> None:
+def draw_extrapolation(
+    shares: Mapping[int, float], path: Path, title: str, trained: Sequence[int], chance: float
+) -> None:
     """Draw the share of right answers over the length of the sequences into a PNG, as the paper's table 2 has it.
 
     Args:
         shares: by length.
         path: the file.
         title: above the picture.
-        trained: the length that the model was trained at.
+        trained: the lengths that the model was trained at.
         chance: the share that guessing has.
     """
     with _figure(path, rows=1) as (axes,):
-        axes.axvline(trained, color=_TRAINING, linestyle=":", linewidth=1.4, label=f"trained at {trained}")
+        label = f"trained at {' to '.join(f'{length:,}' for length in sorted({min(trained), max(trained)}))}"
+        for length in {min(trained), max(trained)}:
+            axes.axvline(length, color=_TRAINING, linestyle=":", linewidth=1.4, label=label)
+            label = None
         axes.axhline(chance, color=_CHANCE, linestyle="--", linewidth=1.2, label=f"by chance, {chance:.1%}")
         axes.plot(list(shares), list(shares.values()), "o-", color=_VALIDATION, linewidth=1.6, markersize=5)
         axes.set_xscale("log", base=2)
         axes.set(xlabel="length of the sequence", ylabel="right answers", title=title, ylim=(0, 1.03))
-        axes.legend(frameon=False, loc="center left")
+        axes.legend(frameon=False, loc="best")
 
 
 @contextlib.contextmanager

@@ -29,8 +29,9 @@ class TaskRun(Run):
         return make_task(config)
 
     def _compile_validation(self, batch: Batch) -> None:
+        # Held-out sequences fill a row each, where those of training may be packed.
         with self.report.wait("compiling the validation step"):
-            self.eval_step = make_answers_step(self.graphdef).lower(self.params, batch).compile()
+            self.eval_step = make_answers_step(self.graphdef).lower(self.params, self._held_out[0]).compile()
         # The lines of the steps name the last validation's accuracy.
         self.last_validation = {}
 
