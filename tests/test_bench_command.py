@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import pytest
 
 from mamba_jax.bench import run
@@ -129,6 +130,11 @@ def test_a_run_from_end_to_end(tmp_path, capsys):
     assert all(set(wanted) <= r.keys() for r in content["rows"])
     assert (tmp_path / "plots" / "time.png").exists()
     assert "JAX lax.scan, nothing more" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what is said on a CPU")
+def test_it_says_which_kernels_run():
+    assert run._kernels(Settings(lengths=(8, 16), channels=8)).startswith("portable kernels, interpreted: ")
 
 
 def test_number():

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from mamba_jax.bench import gpu_cases, gpu_check
+from mamba_jax.bench import gpu_cases, gpu_check, gpu_sections
 from mamba_jax.bench.gpu_cases import Case
 from pallas_kernels import compat
 
@@ -48,14 +48,14 @@ def test_only_the_portable_kernel(monkeypatch):
 
 @on_cpu
 def test_a_large_scan_is_compared_in_part():
-    (record,) = gpu_check.check_part("interpreted", Case(3, 7, 20, 4, "bfloat16", ("D",)))
+    (record,) = gpu_sections.check_part("interpreted", Case(3, 7, 20, 4, "bfloat16", ("D",)))
     assert record["ok"]
     assert record["elements"] == 3 * 7 * 20
 
 
 @on_cpu
 def test_the_same_bits_ten_times():
-    (record,) = gpu_check.check_same_bits("interpreted", Case(1, 6, 4, 3, "float32"), deadline=float("inf"))
+    (record,) = gpu_sections.check_same_bits("interpreted", Case(1, 6, 4, 3, "float32"), deadline=float("inf"))
     assert record == {"case": record["case"], "ok": True, "calls": 10}
 
 

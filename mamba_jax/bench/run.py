@@ -15,6 +15,7 @@ from mamba_jax.bench.problem import Problem
 from mamba_jax.bench.report import Screen, write_json
 from mamba_jax.bench.results import finished, machine, versions
 from mamba_jax.bench.settings import Settings, UsageError
+from pallas_kernels import explain
 
 
 def run(settings: Settings, screen: Screen) -> int:
@@ -54,6 +55,8 @@ def compare(settings: Settings, screen: Screen) -> tuple[dict[str, Any], int]:
             measured += timing.measure(implementations, which, settings.lengths, problem_at, budget, say)
     rows = finished(measured, limits)
     screen.header(machine(), versions(), limits)
+    if "pallas" in implementations:
+        screen.line(f"pallas: {_kernels(settings)}", "dim")
     screen.comparison(rows, {name: implementation.title for name, implementation in implementations.items()})
     if settings.plots is not None:
         from mamba_jax.bench.plots import write_plots
@@ -61,6 +64,15 @@ def compare(settings: Settings, screen: Screen) -> tuple[dict[str, Any], int]:
         for path in write_plots(rows, Path(settings.plots)):
             screen.line(f"written: {path}", "dim")
     return {"limits": dataclasses.asdict(limits), "rows": rows}, int(any(row["wrong"] for row in rows))
+
+
+def _kernels(settings: Settings) -> str:
+    """Which kernels run the longest scan, and why; or why none does."""
+    try:
+        sizes = (settings.batch, max(settings.lengths), settings.channels, settings.state)
+        return str(explain(*sizes, dtype=settings.dtype, gate=False))
+    except NotImplementedError as error:
+        return str(error)
 
 
 def _check_writable(settings: Settings) -> None:
