@@ -112,7 +112,8 @@ class Report:
 def prepare(folder: str) -> None:
     """Make the compilers write what they produce into a folder; to be called before jax is first used."""
     os.environ.update(JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1", MOSAIC_GPU_DUMP_TO=folder)
-    os.environ["XLA_FLAGS"] = f"--xla_dump_to={folder} --xla_dump_emitter_re=.*"  # without the second no PTX is written
+    # The second makes XLA write PTX; ".*" would write all that comes before it too, a minute's work for a large kernel.
+    os.environ["XLA_FLAGS"] = f"--xla_dump_to={folder} --xla_dump_emitter_re=ptx"
     os.environ["PATH"] = os.pathsep.join([str(Path(tool("nvdisasm")).parent), os.environ["PATH"]])
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_compilation_cache", False)  # what comes out of the cache writes no PTX

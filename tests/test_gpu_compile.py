@@ -104,7 +104,7 @@ def test_mosaic_split_for_a_small_batch():
         assert steps_loop(found[name]) <= 100
 
 
-@pytest.mark.parametrize("target", ["h200", "b200"])
+@pytest.mark.parametrize("target", ["h200", pytest.param("b200", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", ["documents_groups_mixture", "constant_projections", "narrow_state", "many_states"])
 def test_mosaic_compiles_every_feature(case, target):
     """What the interpreter takes, the compiler takes: they do not accept the same things."""
