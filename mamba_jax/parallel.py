@@ -13,6 +13,7 @@ Whatever an axis does not divide stays whole, on each of that axis' devices. Wit
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,8 @@ class Layout:
     length: str | None
     channels: str | None
     axes: frozenset[str]  # all automatic axes of the mesh
+    devices: int  # over which rows and length are split
+    parts: int  # of the length
 
     @property
     def sequence(self) -> P:
@@ -72,7 +75,9 @@ def layout_of(b: int, l: int, d: int, *, shortest: int = 1) -> Layout | None:
     channels = CHANNEL_AXIS if splits(CHANNEL_AXIS, d) else None
     if not (rows or length or channels):
         return None
-    return Layout(rows or None, length, channels, frozenset(sizes))
+    parts = 1 if length is None else sizes[length]
+    devices = math.prod(sizes[name] for name in rows) * parts
+    return Layout(rows or None, length, channels, frozenset(sizes), devices, parts)
 
 
 def constrain_residual(x: jax.Array) -> jax.Array:
@@ -109,9 +114,7 @@ def causal_conv(
     return layout.by_part(on_a_part, specs, layout.sequence, check_vma=True)(x, weight, bias, window, document)
 
 
-def selective_scan(
-    u, delta, A, B, C, D, z, delta_bias, *, initial_state, segment_ids, scan: api.Scan
-) -> tuple[jax.Array, jax.Array]:
+def selective_scan(u, delta, A, B, C, D, z, delta_bias, *, initial_state, segment_ids, scan: api.Scan) -> Any:
     """`mamba_jax.selective_scan` as a block calls it, part by part: y (b, l, d) and the last state (b, d, n)."""
     arguments = {
         "u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D, "z": z, "delta_bias": delta_bias,
@@ -130,7 +133,9 @@ def selective_scan(
     state, over_time = P(layout.rows, layout.channels), P(layout.rows, layout.length)
     specs = dict.fromkeys(("u", "delta", "z"), layout.sequence)
     specs |= dict.fromkeys(("A", "D", "delta_bias"), P(layout.channels))
-    specs |= {"B": over_time, "C": over_time, "initial_state": state, "segment_ids": over_time}
+    constant = P(layout.channels)
+    specs |= {name: constant if m.ndim == 2 else over_time for name, m in (("B", B), ("C", C))}
+    specs |= {"initial_state": state, "segment_ids": over_time}
     # Pallas' calls know nothing of check_vma, and "auto" may hold one.
     parts = layout.by_part(on_a_part, (specs,), (layout.sequence, state), check_vma=scan in api.XLA_FORMS)
     return parts(arguments)

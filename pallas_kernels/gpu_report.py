@@ -119,14 +119,23 @@ def prepare(folder: str) -> None:
     jax.config.update("jax_enable_compilation_cache", False)  # what comes out of the cache writes no PTX
 
 
+def absent_devices(target: str, count: int) -> list[Any]:
+    """Devices of a target to compile for; they can hold and run nothing.
+
+    Raises:
+        RuntimeError: this jax cannot compile for CUDA.
+    """
+    config = _DEVICE.format(**dataclasses.asdict(TARGETS[target]))
+    topology = topologies.get_topology_desc(platform="cuda", target_config=config, topology=f"1x1x{count}")
+    return list(topology.devices)
+
+
 def report(function, arguments, target: str, folder: str) -> Report:
     """Compile `function` of the `jax.ShapeDtypeStruct`s `arguments` for a target; `prepare(folder)` was called in
     time.
     """
     gpu = TARGETS[target]
-    config = _DEVICE.format(**dataclasses.asdict(gpu))
-    topology = topologies.get_topology_desc(platform="cuda", target_config=config, topology="1x1x1")
-    mesh = topologies.make_mesh(topology, (1,), ("device",))
+    mesh = jax.sharding.Mesh(absent_devices(target, 1), ("device",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     arguments = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), arguments)
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # where the kernels look for the device

@@ -11,15 +11,18 @@ from train import banner as module
 from train.banner import banner, scan_reason
 from train.config import TrainConfig
 from train.corpus import Corpus
+from train.devices import make_mesh
 from train.tokens import Part, Tokens
 
 
 def test_banner_says_what_runs():
     learned, held_out = (Tokens([Part(np.zeros(length, np.uint8))]) for length in (1000, 100))
     corpus = Corpus("words", "bytes", learned, held_out, n_train_files=3, n_validation_files=1, n_left_out=2)
-    rows = banner(TrainConfig(steps=5, decay_steps=5, batch_size=2, seq_len=50), corpus, Path("runs/x"), 1234567)
+    config = TrainConfig(steps=5, decay_steps=5, batch_size=2, seq_len=50, mesh="data=2,seq=2")
+    rows = banner(config, make_mesh(config.mesh), corpus, Path("runs/x"), 1234567)
     assert jax.__version__ in rows["versions"]
-    assert "cpu" in rows["device"]
+    assert rows["device"].startswith("4 of 8 x cpu")
+    assert rows["device"].endswith("; data 2, seq 2")
     assert "1,234,567 parameters" in rows["model"]
     assert rows["text"] == (
         "words: 1,000 bytes from 3 files to learn, 100 from 1 held out; 2 files left out, not UTF-8"

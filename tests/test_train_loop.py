@@ -174,8 +174,8 @@ def test_bad_number_stops_with_the_step_and_the_checkpoint(text, tmp_path, capsy
 def test_bad_steps_can_be_left_out(text, tmp_path, capsys, monkeypatch):
     batch = Run._batch
 
-    def spoil(self, step):
-        got = batch(self, step)
+    def spoil(self, step, rows):
+        got = batch(self, step, rows)
         # A token outside the vocabulary: its loss is no number.
         return got._replace(tokens=np.full_like(got.tokens, 300)) if step in (3, 6) else got
 

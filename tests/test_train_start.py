@@ -11,6 +11,7 @@ from mamba_jax.config import MambaConfig
 from mamba_jax.model import MambaLM
 from train.__main__ import main
 from train.config import TrainConfig
+from train.devices import make_mesh
 from train.errors import UsageError
 from train.start import starting_point
 from train.step import model_config
@@ -27,7 +28,8 @@ def checkpoint(tmp_path):
 
 
 def test_parameters_and_sizes_are_the_checkpoints(checkpoint):
-    config, model, params = starting_point(TrainConfig(init_from=checkpoint, scan="associative", n_layer=2))
+    config = TrainConfig(init_from=checkpoint, scan="associative", n_layer=2)
+    config, model, params = starting_point(config, make_mesh(""))
     assert model == MODEL.replace(scan="associative")
     assert (config.d_model, config.n_layer, config.d_state, config.vocab_size) == (8, 2, 4, 260)
     np.testing.assert_array_equal(params["embedding"], random_model(MODEL).embedding[...])
@@ -35,14 +37,14 @@ def test_parameters_and_sizes_are_the_checkpoints(checkpoint):
 
 def test_a_new_model_without_it():
     config = TrainConfig(d_model=16)
-    assert starting_point(config) == (config, model_config(config), None)
+    assert starting_point(config, make_mesh("")) == (config, model_config(config), None)
 
 
 def test_mistakes(checkpoint, tmp_path):
     with pytest.raises(UsageError, match=r"(?s)--d-model 24: the model of --init-from has 8.*--n-layer 7"):
-        starting_point(TrainConfig(init_from=checkpoint, d_model=24, n_layer=7))
+        starting_point(TrainConfig(init_from=checkpoint, d_model=24, n_layer=7), make_mesh(""))
     with pytest.raises(UsageError, match="--init-from: there is no folder"):
-        starting_point(TrainConfig(init_from=str(tmp_path / "nothing")))
+        starting_point(TrainConfig(init_from=str(tmp_path / "nothing")), make_mesh(""))
 
 
 def test_a_run_from_a_checkpoint_and_its_resumption(checkpoint, tmp_path):

@@ -12,7 +12,7 @@ from train.data import training_batch
 from train.errors import UsageError
 from train.loss import cross_entropy
 from train.optim import make_optimizer
-from train.step import build_model, count_parameters, make_eval_step, make_train_step, model_config
+from train.step import build_model, count_parameters, make_loss, make_train_step, model_config
 from train.tokens import Part, Tokens
 
 CONFIG = TrainConfig(d_model=16, n_layer=2, d_state=4, seq_len=24, batch_size=2, scan="sequential")
@@ -58,7 +58,7 @@ def test_loss_is_the_cross_entropy_of_the_next_byte(graph):
     # Flax NNX has two modes, and which one is the default depends on its version.
     with nnx.set_graph_mode(graph), nnx.set_graph_updates(graph):
         graphdef, params = build_model(model_config(CONFIG), seed=3)
-        loss = make_eval_step(graphdef)(params, BATCH)
+        loss = jax.jit(make_loss(graphdef))(params, BATCH)
         logits = nnx.merge(graphdef, params)(jnp.asarray(BATCH.tokens))
     expected = cross_entropy(logits, BATCH.targets)
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
@@ -70,7 +70,7 @@ def test_step_lowers_the_loss_and_donates_its_state(model):
     graphdef, params = model
     params = jax.tree.map(jnp.copy, params)
     optimizer = make_optimizer(TrainConfig(lr=1e-2, warmup_steps=0))
-    step, opt_state = make_train_step(graphdef, optimizer), optimizer.init(params)
+    step, opt_state = jax.jit(make_train_step(graphdef, optimizer), donate_argnums=(0, 1)), optimizer.init(params)
     first, losses = params["embedding"], []
     for _ in range(5):
         params, opt_state, metrics = step(params, opt_state, BATCH)

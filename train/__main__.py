@@ -18,9 +18,13 @@ def main(arguments: Sequence[str]) -> int:
     try:
         config = parse(arguments)
         # JAX is loaded only now: a wrong flag is answered at once.
+        from train.dry_run import dry_run
         from train.loop import Run, train
         from train.task_run import TaskRun
 
+        if config.dry_run:
+            dry_run(config, report)
+            return 0
         train(config, report, Run if config.task == "lm" else TaskRun)
     except UsageError as error:
         print_error("Cannot train", str(error))

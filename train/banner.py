@@ -9,6 +9,7 @@ from typing import cast
 
 import flax
 import jax
+from jax.sharding import Mesh
 
 from pallas_kernels import explain
 from pallas_kernels.choice import LEAST_CAPABILITY
@@ -20,14 +21,19 @@ from train.step import model_config
 from train.tasks import SyntheticTask
 
 
-def banner(config: TrainConfig, corpus: Corpus | SyntheticTask, run_dir: Path, n_parameters: int) -> dict[str, str]:
+def banner(
+    config: TrainConfig, mesh: Mesh, corpus: Corpus | SyntheticTask, run_dir: Path, n_parameters: int
+) -> dict[str, str]:
     """Names and what they stand for, in order."""
     device = jax.devices()[0]
+    split = ", ".join(f"{name} {size}" for name, size in mesh.shape.items() if size > 1)
+    processes = f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
     cores = f", {os.cpu_count()} cores" if device.platform == "cpu" else ""
     data = task_rows(config, corpus) if isinstance(corpus, SyntheticTask) else text_rows(config, corpus)
     return {
         "versions": f"jax {jax.__version__}, flax {flax.__version__}, Python {platform.python_version()}",
-        "device": f"{jax.device_count()} x {device.device_kind}{cores}",
+        "device": f"{mesh.size} of {jax.device_count()} x {device.device_kind}{cores}{processes}"
+        + (f"; {split}" if split else ""),
         "model": f"{n_parameters:,} parameters: {config.n_layer} Mamba blocks of width {config.d_model}, "
         f"{config.d_state} states a channel, {config.dtype}",
         "scan": scan_reason(config.scan, device.platform),

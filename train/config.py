@@ -19,10 +19,11 @@ from typing import Any, Literal
 
 from train.errors import UsageError
 from train.folder import resumed_folder
+from train.mesh import parse_mesh
 
 PROGRAM = "python -m train"
 # These belong to one call of the command, not to the run: no TOML file holds them.
-COMMAND_ONLY = ("config", "run_dir", "resume", "profile")
+COMMAND_ONLY = ("config", "run_dir", "resume", "distributed", "profile", "dry_run", "compile_for")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,12 @@ class TrainConfig:
     """The run's folder; by default a new one under runs/. One that already holds a run is left alone."""
     resume: bool = False
     """Go on from the last checkpoint of --run-dir (by default the newest run under runs/), with that run's settings."""
+    dry_run: bool = False
+    """Print the settings, the memory that each device needs, and compile the training step without running it."""
+    compile_for: Literal["here", "h200", "b200", "a100", "ada"] = "here"
+    """What --dry-run compiles for: the devices here, or GPUs that are not (the extra gpu-compile)."""
+    distributed: bool = False
+    """One of several processes, started alike: jax.distributed finds the others (SLURM, Open MPI, Kubernetes, ...)."""
     profile: str | None = None
     """START:STOP, two steps between which the device is traced, into the run's folder."""
 
@@ -88,6 +95,12 @@ class TrainConfig:
     """What remat keeps besides: nothing, or the results of matrix products."""
     scan: Literal["auto", "sequential", "associative", "pallas"] = "auto"
     """Which form of the selective scan runs; auto chooses by platform."""
+
+    mesh: str = ""
+    """Devices to train on, such as data=2,fsdp=2: data and fsdp split the batch, fsdp the parameters and moments too,
+    seq the length, tensor the channels; by default one device."""
+    accumulate: int = 1
+    """Parts of a batch whose gradients are computed one after the other and added up: less memory."""
 
     steps: int = 240
     """Training steps."""
@@ -153,8 +166,8 @@ _BETWEEN_0_AND_1 = ("val_fraction", "beta1", "beta2")
 _AT_LEAST_0 = ("separator", "min_lr", "warmup_steps", "weight_decay", "sample_tokens", "temperature")
 _AT_LEAST_1 = (
     "vocab_size", "d_model", "n_layer", "d_state", "d_conv", "expand", "dt_rank", "steps", "batch_size", "seq_len",
-    "min_seq_len", "memorize_tokens", "decay_steps", "log_every", "eval_every", "eval_batches", "checkpoint_every",
-    "keep_checkpoints", "keep_every",
+    "min_seq_len", "memorize_tokens", "accumulate", "decay_steps", "log_every", "eval_every", "eval_batches",
+    "checkpoint_every", "keep_checkpoints", "keep_every",
 )  # fmt: skip
 
 
@@ -245,6 +258,7 @@ def check_ranges(config: TrainConfig) -> None:
         mistakes += [f"{_flag(name)} {value}: {wanted} is wanted" for name, value in values.items() if not holds(value)]
     if mistakes:
         raise UsageError("\n".join(mistakes))
+    parse_mesh(config.mesh)
 
 
 def _flag(name: str) -> str:

@@ -9,6 +9,8 @@ import numpy as np
 
 from train.tokens import Tokens
 
+ALL = slice(None)
+
 
 class Batch(NamedTuple):
     """One batch: what the model reads, and what it should say at each position."""
@@ -18,8 +20,20 @@ class Batch(NamedTuple):
     segment_ids: np.ndarray | None = None  # (b, l) int32, where a row holds several sequences: which one
 
 
+def take_rows(batch: Batch, rows: slice) -> Batch:
+    """Some rows of a batch."""
+    return Batch(*(None if part is None else part[rows] for part in batch))  # pyright: ignore[reportArgumentType]
+
+
 def training_batch(
-    text: Tokens, *, seed: int, step: int, batch_size: int, seq_len: int, separator: int | None = None
+    text: Tokens,
+    *,
+    seed: int,
+    step: int,
+    batch_size: int,
+    seq_len: int,
+    separator: int | None = None,
+    rows: slice = ALL,
 ) -> Batch:
     """The batch of one step: windows of the text, each place equally likely, decided by the arguments alone.
 
@@ -28,9 +42,10 @@ def training_batch(
         seed, step: decide the places.
         batch_size, seq_len: b and l.
         separator: the token that documents begin with, if they are to be kept apart.
+        rows: which of the batch's rows are wanted; no others are read.
     """
     random = np.random.default_rng((seed, step))
-    return _windows(text, random.integers(0, len(text) - seq_len, size=batch_size), seq_len, separator)
+    return _windows(text, random.integers(0, len(text) - seq_len, size=batch_size)[rows], seq_len, separator)
 
 
 def validation_batches(

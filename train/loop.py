@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mamba_jax import MambaConfig
 from mamba_jax.text import TOKENIZER, Bytes
@@ -18,7 +20,8 @@ from train.banner import banner
 from train.checkpoint import Checkpoints, check_same_model, last_good
 from train.config import PROGRAM, TrainConfig, write_toml
 from train.corpus import load_corpus
-from train.data import Batch, training_batch, validation_batches
+from train.data import ALL, Batch, take_rows, training_batch, validation_batches
+from train.devices import agreed, is_first_process, make_mesh, start, whole
 from train.errors import TrainingStopped
 from train.flops import training_flops
 from train.folder import new_folder
@@ -29,9 +32,20 @@ from train.profile import Profile, profiled_steps
 from train.report import Report, duration, score_in_words
 from train.resume import Found, checkpoint_folder, find_checkpoint, set_aside
 from train.sample import find_tokenizer, write_sample
+from train.sharding import place_batch
 from train.signals import Signals
-from train.start import starting_point
-from train.step import Params, build_model, count_parameters, make_eval_step, make_train_step, model_graph
+from train.start import check_splits, starting_point
+from train.step import (
+    Params,
+    build_model,
+    compile_eval_step,
+    compile_train_step,
+    count_parameters,
+    init_optimizer,
+    make_loss,
+    make_train_step,
+    model_graph,
+)
 from train.tracking import check_trackers
 from train.watch import Watch
 
@@ -51,25 +65,31 @@ def train(config: TrainConfig, report: Report, kind: type[Run]) -> None:
         UsageError: the settings cannot be met; nothing has been written then.
         TrainingStopped: a loss that will not do, a checkpoint that cannot be read or written, or an interruption.
     """
+    start(config.mesh, config.distributed)
+    if not is_first_process():
+        report.silence()
+    mesh = make_mesh(config.mesh)
     with Signals() as signals:
         found = Found(None, {})
         if config.resume and config.run_dir is not None:
             with report.wait("checking the checkpoints"):
                 found = find_checkpoint(Path(config.run_dir))
             step = None if found.step is None else checkpoint_folder(Path(config.run_dir), found.step)
-            config, architecture, params = starting_point(config, step)
+            config, architecture, params = starting_point(config, mesh, step)
         else:
-            config, architecture, params = starting_point(config)
+            config, architecture, params = starting_point(config, mesh)
+        check_splits(config, architecture)
         check_trackers(config)
         corpus = kind.load(config, report)
         if config.resume and config.run_dir is not None:
             run_dir = Path(config.run_dir)
         else:
             name = "bytes" if config.task == "lm" else config.task
-            run_dir = new_folder(config.run_dir, name if config.config is None else Path(config.config).stem)
+            name = name if config.config is None else Path(config.config).stem
+            run_dir = Path(agreed(functools.partial(new_folder, config.run_dir, name)))
         checkpoints = Checkpoints(run_dir, config.keep_checkpoints, config.keep_every)
         try:
-            run = kind(config, corpus, run_dir, checkpoints, report, signals)
+            run = kind(config, mesh, corpus, run_dir, checkpoints, report, signals)
             run.prepare(architecture, params, found)
             if run.step >= config.steps:
                 report.line(f"{run_dir} is at step {run.step} of {config.steps} already: more --steps would go on")
@@ -85,13 +105,14 @@ class Run:
     def __init__(
         self,
         config: TrainConfig,
+        mesh: Mesh,
         corpus: Any,
         run_dir: Path,
         checkpoints: Checkpoints,
         report: Report,
         signals: Signals,
     ) -> None:
-        self.config, self.corpus, self.run_dir = config, corpus, run_dir
+        self.config, self.mesh, self.corpus, self.run_dir = config, mesh, corpus, run_dir
         self.checkpoints, self.report, self.signals = checkpoints, report, signals
         self.profile = Profile(profiled_steps(config.profile), run_dir / "profile")
         self.step = self.saved_step = 0
@@ -110,12 +131,13 @@ class Run:
         self.optimizer = make_optimizer(self.config)
         with self.report.wait("making the parameters"):
             if params is None:
-                self.graphdef, self.params = build_model(architecture, self.config.seed)
+                self.graphdef, self.params = build_model(architecture, self.config.seed, self.mesh)
             else:
                 self.graphdef, self.params = model_graph(architecture), params
-            self.opt_state = jax.jit(self.optimizer.init)(self.params)
+            self.opt_state = init_optimizer(self.optimizer, self.params, self.mesh)
         self.flops = training_flops(architecture, self.params, self.config.batch_size * self.config.seq_len)
-        self.key = jax.random.key_data(jax.random.key(self.config.seed))
+        key = np.asarray(jax.random.key_data(jax.random.key(self.config.seed)))
+        self.key = jax.device_put(key, NamedSharding(self.mesh, PartitionSpec()))
         if self.config.resume:
             self._restore()
 
@@ -123,13 +145,14 @@ class Run:
         """From here to the last step, then the sample, the plot and the summary."""
         config, start = self.config, time.perf_counter()
         self.watch = Watch(config, self.flops, self.run_dir, self.step, self.report)
-        self.report.table(banner(config, self.corpus, self.run_dir, count_parameters(self.params)))
+        self.report.table(banner(config, self.mesh, self.corpus, self.run_dir, count_parameters(self.params)))
         first = self.step
         try:
             self._compile()
             # Only now: settings that cannot run must not take the place of those that did.
-            write_toml(self.run_dir / "config.toml", config)
-            self._write_beside()
+            if is_first_process():
+                write_toml(self.run_dir / "config.toml", config)
+                self._write_beside()
             self._set_damaged_aside()
             with self.report.progress(first, config.steps), self.signals.held():
                 self._steps()
@@ -140,9 +163,10 @@ class Run:
             self.profile.close()
             self.watch.close()
         self._show_sample()
-        with self.report.wait("drawing loss.png"):
-            title = f"{self.corpus.name}, {count_parameters(self.params):,} parameters"
-            self._draw(read_metrics(self.run_dir / "metrics.jsonl"), self.run_dir / "loss.png", title)
+        if is_first_process():
+            with self.report.wait("drawing loss.png"):
+                title = f"{self.corpus.name}, {count_parameters(self.params):,} parameters"
+                self._draw(read_metrics(self.run_dir / "metrics.jsonl"), self.run_dir / "loss.png", title)
         with self.report.wait("finishing the last checkpoint"):
             self.checkpoints.latest_step()
         self._summarise(self.step - first, time.perf_counter() - start)
@@ -168,17 +192,17 @@ class Run:
         return {"params": self.params, "opt_state": self.opt_state, "key": self.key}
 
     def _compile(self) -> None:
-        batch = self._batch(self.step + 1)
-        train_step = make_train_step(self.graphdef, self.optimizer)
+        batch = self._placed_batch(self.step + 1)
+        train_step = make_train_step(self.graphdef, self.optimizer, accumulate=self.config.accumulate)
         with self.report.wait(f"step {self.step + 1}: compiling the training step, once"):
-            self.train_step = train_step.lower(self.params, self.opt_state, batch).compile()
+            self.train_step = compile_train_step(train_step, self.mesh, self.params, self.opt_state, batch)
         self._compile_validation(batch)
         # All rates at once: a schedule called outside a compiled program costs many small ones.
         self.rates = np.asarray(jax.jit(learning_rate(self.config))(jnp.arange(self.config.steps)))
 
     def _compile_validation(self, batch: Batch) -> None:
         with self.report.wait("compiling the validation step"):
-            self.eval_step = make_eval_step(self.graphdef).lower(self.params, batch).compile()
+            self.eval_step = compile_eval_step(make_loss(self.graphdef), self.mesh, self.params, batch)
         self.baseline = {}
         if self.corpus.unit == "bytes":
             with self.report.wait("counting byte pairs for the bigram model"):
@@ -192,7 +216,7 @@ class Run:
 
     def _set_damaged_aside(self) -> None:
         """Only once the run goes on from an earlier checkpoint: these steps will be saved anew."""
-        for step in self.found.damaged:
+        for step in self.found.damaged if is_first_process() else ():
             path = set_aside(checkpoint_folder(self.run_dir, step))
             self.report.line(f"the damaged checkpoint of step {step} is now {path}", style="yellow")
         self.checkpoints.reload()
@@ -200,7 +224,7 @@ class Run:
     def _steps(self) -> None:
         config = self.config
         skipped = int(self.opt_state.skipped)
-        batch = self._batch(self.step + 1)
+        batch = self._placed_batch(self.step + 1)
         for step in range(self.step + 1, config.steps + 1):
             self.profile.before(step)
             start = time.perf_counter()
@@ -230,7 +254,7 @@ class Run:
     def _next_batch(self, step: int) -> tuple[Batch | None, TrainingStopped | None]:
         """The batch after this step, unless it is the last; or why there is none."""
         try:
-            return (self._batch(step + 1) if step < self.config.steps else None), None
+            return (self._placed_batch(step + 1) if step < self.config.steps else None), None
         except TrainingStopped as problem:
             return None, problem
 
@@ -289,7 +313,7 @@ class Run:
         return None
 
     def _validation_scores(self) -> dict[str, float]:
-        losses = [float(self.eval_step(self.params, batch)) for batch in self._validation_batches()]
+        losses = [float(self._evaluate(batch)) for batch in self._validation_batches()]
         scores = self._scores(float(np.mean(losses)))
         return {f"val_{name}": value for name, value in scores.items()} | self.baseline
 
@@ -309,8 +333,13 @@ class Run:
             return
         what = f"writing a sample of {config.sample_tokens} {self.corpus.unit}, at temperature {config.temperature:g}"
         with self.report.wait(what):
-            key = jax.random.fold_in(jax.random.wrap_key_data(self.key), self.step)
-            text = write_sample(nnx.merge(self.graphdef, self.params), tokenizer, config, key)
+            # On one device, which must hold all parameters: what one token takes is too little to be shared.
+            params, key = whole((self.params, self.key))
+            if not is_first_process():
+                return
+            key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(key)), self.step)
+            model = nnx.merge(self.graphdef, jax.tree.map(jnp.asarray, params))
+            text = write_sample(model, tokenizer, config, key)
         (self.run_dir / "sample.txt").write_bytes(text)
         self.report.sample(text)
 
@@ -332,8 +361,21 @@ class Run:
     def _last_good(self) -> str:
         return last_good(self.run_dir, self.checkpoints.latest_step())
 
-    def _batch(self, step: int) -> Batch:
-        batch = training_batch(self.corpus.train, seed=self.config.seed, step=step, **self._batch_shape())
+    def _placed_batch(self, step: int) -> Batch:
+        """The batch of a step on the devices of the mesh; each process reads its own rows alone."""
+        shape = (self.config.batch_size, self.config.seq_len)
+        return place_batch(self.mesh, shape, functools.partial(self._batch, step))
+
+    def _evaluate(self, batch: Batch) -> Any:
+        """The validation step's results for a batch that every process has whole."""
+        return self.eval_step(self.params, self._placed(batch))
+
+    def _placed(self, batch: Batch) -> Batch:
+        return place_batch(self.mesh, batch.tokens.shape, functools.partial(take_rows, batch))
+
+    def _batch(self, step: int, rows: slice = ALL) -> Batch:
+        """Rows of the batch of a step."""
+        batch = training_batch(self.corpus.train, seed=self.config.seed, step=step, rows=rows, **self._batch_shape())
         self.corpus.check(batch, self.config.vocab_size)
         return batch
 

@@ -23,6 +23,10 @@ class Report:
         self._bar: Progress | None = None
         self._line_is_open = False  # what is waited for stands there, and its time is to follow on the same line
 
+    def silence(self) -> None:
+        """Say nothing from now on."""
+        self._console.quiet = True
+
     def line(self, text: str = "", style: str = "") -> None:
         """One line, never wrapped."""
         if self._line_is_open:

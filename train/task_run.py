@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from train.config import TrainConfig
-from train.data import Batch
+from train.data import ALL, Batch, take_rows
 from train.loop import Run
 from train.report import Report
-from train.step import make_answers_step
+from train.step import compile_eval_step, make_answers
 from train.task_plots import draw_accuracy
 from train.tasks import SyntheticTask, make_task
 
@@ -31,7 +31,9 @@ class TaskRun(Run):
     def _compile_validation(self, batch: Batch) -> None:
         # Held-out sequences fill a row each, where those of training may be packed.
         with self.report.wait("compiling the validation step"):
-            self.eval_step = make_answers_step(self.graphdef).lower(self.params, self._held_out[0]).compile()
+            self.eval_step = compile_eval_step(
+                make_answers(self.graphdef), self.mesh, self.params, self._placed(self._held_out[0])
+            )
         # The lines of the steps name the last validation's accuracy.
         self.last_validation = {}
 
@@ -42,7 +44,7 @@ class TaskRun(Run):
         return f"val_accuracy {self.last_validation['val_accuracy']:.2%}" if self.last_validation else "val_accuracy -"
 
     def _validation_scores(self) -> dict[str, float]:
-        scores = [self.eval_step(self.params, batch) for batch in self._validation_batches()]
+        scores = [self._evaluate(batch) for batch in self._validation_batches()]
         return {f"val_{name}": float(np.mean([score[name] for score in scores])) for name in ("accuracy", "loss")}
 
     def _write_beside(self) -> None:
@@ -60,9 +62,10 @@ class TaskRun(Run):
     def _score(self) -> str:
         return f"{self.last_validation['val_accuracy']:.2%} of the answers on held-out sequences are right"
 
-    def _batch(self, step: int) -> Batch:
+    def _batch(self, step: int, rows: slice = ALL) -> Batch:
         config = self.config
-        return self.corpus.training_batch(seed=config.seed, step=step, batch_size=config.batch_size)
+        batch = self.corpus.training_batch(seed=config.seed, step=step, batch_size=config.batch_size)
+        return take_rows(batch, rows)
 
     def _validation_batches(self) -> list[Batch]:
         return self._held_out

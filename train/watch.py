@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from train.config import TrainConfig
+from train.devices import is_first_process
 from train.flops import memory_gib, utilisation
 from train.metrics import Metrics
 from train.report import Report
@@ -29,8 +30,9 @@ class Watch:
 
     def __init__(self, config: TrainConfig, flops: float, run_dir: Path, step: int, report: Report) -> None:
         self._config, self._flops, self._report = config, flops, report
-        self._metrics = Metrics(run_dir / "metrics.jsonl", step)
-        self._trackers = open_trackers(config, run_dir, step)
+        self._writers = []
+        if is_first_process():
+            self._writers = [Metrics(run_dir / "metrics.jsonl", step), *open_trackers(config, run_dir, step)]
         self._step_s = self._validation_s = 0.0
 
     def step(self, record: dict[str, Any], shown: str, seconds: float) -> None:
@@ -57,11 +59,9 @@ class Watch:
 
     def close(self) -> None:
         """Write what is still waiting."""
-        for tracker in self._trackers:
-            tracker.close()
-        self._metrics.close()
+        for writer in self._writers:
+            writer.close()
 
     def _write(self, record: dict[str, Any]) -> None:
-        self._metrics.write(record)
-        for tracker in self._trackers:
-            tracker.write(record)
+        for writer in self._writers:
+            writer.write(record)
