@@ -65,7 +65,14 @@ def documents_groups_mixture():
 
 def constant_projections():
     """B and C that do not vary: their gradients are sums in registers."""
-    return _features(b=2, l=1024, d=512, n=16, g=1, dtypes=("float32",) * 4, constant=True, documents=False)
+    return _features(b=2, l=1024, d=512, n=16, g=1, dtypes=("float32",) * 4, constant="BC", documents=False)
+
+
+def constant_C_mixture():
+    """All at once that takes registers beside a C that does not vary and its sums."""
+    return _features(
+        b=2, l=1000, d=1536, n=16, g=1, dtypes=("bfloat16", "float32", "float16", "bfloat16"), constant="C"
+    )
 
 
 def narrow_state():
@@ -78,16 +85,15 @@ def many_states():
     return _features(b=2, l=512, d=256, n=40, g=1, dtypes=("bfloat16",) * 4)
 
 
-def _features(*, b, l, d, n, g, dtypes, gate=True, constant=False, documents=True):
+def _features(*, b, l, d, n, g, dtypes, gate=True, constant="", documents=True):
     u, delta, z, projection = dtypes
     shape = jax.ShapeDtypeStruct
-    projections = shape((d, n) if constant else (b, l, g, n), projection)
+    projections = {name: shape((d, n) if name in constant else (b, l, g, n), projection) for name in "BC"}
     arrays = {
         "u": shape((b, l, d), u),
         "delta": shape((b, l, d), delta),
         "A": shape((d, n), "float32"),
-        "B": projections,
-        "C": projections,
+        **projections,
     }
     if gate:
         arrays["z"] = shape((b, l, d), z)

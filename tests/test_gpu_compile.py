@@ -17,6 +17,7 @@ import pytest
 from pallas_kernels import gpu_report, machine_code
 
 TESTS = Path(__file__).parent
+FEATURES = ("documents_groups_mixture", "constant_projections", "narrow_state", "many_states")
 SHARED_BYTES = 227 * 1024  # of a block, at most, on Hopper and Blackwell
 
 
@@ -54,9 +55,8 @@ def kernels(report: gpu_report.Report) -> dict[str, machine_code.Kernel]:
 
 
 def triton_kernels(report: gpu_report.Report) -> dict[str, machine_code.Kernel]:
-    return {
-        k.name: k for k in report.kernels if k.name.startswith("selective_scan") and not k.name.endswith("(Mosaic)")
-    }
+    """By name; where a forward kernel is there twice, with and without states kept, XLA numbers the second."""
+    return {k.name: k for k in report.kernels if k.name.startswith("selective_scan") and "(Mosaic)" not in k.name}
 
 
 def steps_loop(kernel: machine_code.Kernel) -> float:
@@ -105,14 +105,15 @@ def test_mosaic_split_for_a_small_batch():
 
 
 @pytest.mark.parametrize("target", ["h200", pytest.param("b200", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("case", ["documents_groups_mixture", "constant_projections", "narrow_state", "many_states"])
+@pytest.mark.parametrize("case", [*FEATURES, pytest.param("constant_C_mixture", marks=pytest.mark.slow)])
 def test_mosaic_compiles_every_feature(case, target):
     """What the interpreter takes, the compiler takes: they do not accept the same things."""
     found = [kernel for kernel in compiled(case, target).kernels if kernel.name.endswith("(Mosaic)")]
     assert {"selective_scan_forward (Mosaic)", "selective_scan_backward (Mosaic)"} <= {kernel.name for kernel in found}
     for kernel in found:
         # With every feature at once the backward kernel stands at 255 registers: ptxas 13.0 spills nothing, 13.5 does.
-        assert kernel.spill_bytes <= 32
+        # Beside a constant C and its sums it keeps the decays of four steps: 400 bytes spill, 11 instructions a step.
+        assert kernel.spill_bytes <= (420 if case == "constant_C_mixture" else 32)
         assert kernel.shared_bytes <= SHARED_BYTES
 
 
@@ -141,8 +142,8 @@ def test_portable_gradient(target, forward, backward, dtype):
     assert exchanges == (33 if target == "a100" else 64)
 
 
-@pytest.mark.parametrize("case", ["documents_groups_mixture", "constant_projections", "narrow_state", "many_states"])
+@pytest.mark.parametrize("case", FEATURES)
 def test_portable_compiles_every_feature(case):
     found = triton_kernels(compiled(case, "a100"))
-    assert found.keys() == {"selective_scan_forward", "selective_scan_backward"}
+    assert {"selective_scan_forward", "selective_scan_backward"} <= found.keys()
     assert all(kernel.spill_bytes == 0 for kernel in found.values())

@@ -19,6 +19,10 @@ the kernel if it ran without a stall, the largest of which is the prediction, an
     backward  B200    float32         254        200           407        40   0.424         0.334  0.138
     backward  B200    bfloat16        249        218           418        41   0.436         0.342  0.080
 
+One mixture spills: a constant C with documents, a ragged length and mixed dtypes, 400 bytes in the backward kernel. The
+compiler keeps the 64 decays of four steps from the way forward beside the 32 rows of C and its sums; that costs 11
+instructions a step. Tried and not kept: C in shared memory (388 bytes), its sums there too (644 bytes).
+
 The special-function unit bounds the forward kernel: 16 exponentials of the state, one for softplus, two operations for
 the gate. Tried and not kept: one or two of the 16 as polynomials (Cody-Waite, degree 5) would take 9 instructions each
 and move that bound to 0.149 or 0.151 ms. The issue of instructions bounds the backward kernel. A length that is split
