@@ -295,3 +295,11 @@ def test_command_exits_with_2(arguments, message):
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_run_goes_on_over_another_mesh(text, ten, tmp_path):
+    """Five steps over rows and length, five more over shared parameters and channels: the losses of one device."""
+    assert run(text, tmp_path, "--steps", "5", "--mesh", "data=2,seq=2") == 0
+    assert main(["--resume", "--run-dir", str(tmp_path), "--steps", "10", "--mesh", "fsdp=2,tensor=2"]) == 0
+    got, want = ([r["loss"] for r in losses(path) if "loss" in r] for path in (tmp_path, ten))
+    np.testing.assert_allclose(got, want, rtol=1e-4)

@@ -12,7 +12,7 @@ from train.data import training_batch
 from train.errors import UsageError
 from train.loss import cross_entropy
 from train.optim import make_optimizer
-from train.step import build_model, count_parameters, make_loss, make_train_step, model_config
+from train.step import abstract_model, build_model, count_parameters, make_loss, make_train_step, model_config
 from train.tokens import Part, Tokens
 
 CONFIG = TrainConfig(d_model=16, n_layer=2, d_state=4, seq_len=24, batch_size=2, scan="sequential")
@@ -78,3 +78,15 @@ def test_step_lowers_the_loss_and_donates_its_state(model):
     assert losses == sorted(losses, reverse=True)
     assert first.is_deleted()
     assert float(metrics["grad_norm"]) > 0
+
+
+def test_program_does_not_grow_with_depth():
+    """What is compiled is one layer's, so compile time does not grow with their number."""
+
+    def program(n_layer):
+        graphdef, params = abstract_model(model_config(TrainConfig(d_model=16, n_layer=n_layer, scan="sequential")))
+        optimizer = make_optimizer(TrainConfig())
+        step = jax.jit(make_train_step(graphdef, optimizer))
+        return step.lower(params, jax.eval_shape(optimizer.init, params), BATCH).as_text()
+
+    assert len(program(24)) < 1.02 * len(program(6))
