@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -159,6 +160,32 @@ def test_narrow_gradients_are_summed_wide_over_devices(scan, varying_B):
     sums = re.findall(r":(\w+)\[[^\n=]*= psum", program)
     assert sums
     assert set(sums) == {"f32"}
+
+
+@pytest.mark.parametrize("scan", ["sequential", "associative"])
+def test_devices_meet_once(scan):
+    """The parts of shared gradients are added up after the scan, not at each of its steps."""
+    problem = cases.make_problem(cases.Case(length=20, batch=4, dim=8))
+    mesh = make_mesh((2, 2), ("data", "model"), AxisType.Explicit)
+    arguments = place(
+        problem.arguments, mesh, specs_of(problem, LAYOUTS["batch and channels"][2], P("data", None, "model"))
+    )
+
+    def loss(arguments):
+        return jnp.sum(selective_scan(**arguments, **problem.options, scan=scan))
+
+    def primitives(jaxpr, in_a_loop=False):
+        """(name, whether it is in a loop) of every operation."""
+        for equation in jaxpr.eqns:
+            yield equation.primitive.name, in_a_loop
+            for inner in jaxprs_in_params(equation.params):
+                yield from primitives(inner, in_a_loop or equation.primitive.name in ("scan", "while"))
+
+    with jax.set_mesh(mesh):
+        found = list(primitives(jax.make_jaxpr(jax.grad(loss))(arguments).jaxpr))
+    meetings = [in_a_loop for name, in_a_loop in found if name.startswith("psum")]
+    assert meetings
+    assert not any(meetings)
 
 
 @every_form

@@ -141,8 +141,10 @@ def times(m: jax.Array, v: jax.Array, n: int) -> jax.Array:
     """
     if m.ndim == v.ndim:
         return m * v
-    m = m.reshape(*m.shape[:-1], n, m.shape[-1] // n, 1)
-    product = m * v.reshape(*v.shape[:-1], m.shape[-2], v.shape[-1] // m.shape[-2])
+    k = m.shape[-1] // n
+    if k == 1:  # apart, as an axis of one is laid out oddly here too
+        return m[..., None] * v
+    product = m.reshape(*m.shape[:-1], n, k, 1) * v.reshape(*v.shape[:-1], k, v.shape[-1] // k)
     return product.reshape(*product.shape[:-2], v.shape[-1])
 
 

@@ -29,9 +29,9 @@ def over_shards(run: Callable[[ScanInputs], Outputs], inputs: ScanInputs, *, che
     if split is None:
         return run(inputs)
     mesh, rows, channels = split
-    # Wide: what several devices share gets the sum of their gradients, in its own dtype, and is to be rounded once.
-    inputs = dataclasses.replace(inputs, B=inputs.B.astype(inputs.A.dtype), C=inputs.C.astype(inputs.A.dtype))
-    inputs, groups = _groups_for(inputs, math.prod(mesh.shape[name] for name in _names(channels)), channels)
+    inputs, groups = _groups_for(
+        _wide_matrices(inputs), math.prod(mesh.shape[name] for name in _names(channels)), channels
+    )
 
     def matrix(m: jax.Array) -> P:
         return P(None, None, channels) if inputs.is_constant(m) else P(rows, None, groups)
@@ -61,12 +61,25 @@ def over_shards(run: Callable[[ScanInputs], Outputs], inputs: ScanInputs, *, che
 
 
 def vary_alike(inputs: ScanInputs) -> ScanInputs:
-    """Under `shard_map` with check_vma: mark the state, a scan's carry, as varying over devices where any input is."""
+    """Under `shard_map` with check_vma: mark every input as varying over the devices over which any of them varies.
+
+    The state must be, as a scan's carry. The others would be marked where they are used, at each time step: and then
+    there the devices would meet, in the backward pass, to add up their parts of the gradients.
+    """
     axes = frozenset().union(*(jax.typeof(v).manual_axis_type.varying for v in jax.tree.leaves(inputs)))
-    missing = tuple(axes - jax.typeof(inputs.initial_state).manual_axis_type.varying)
-    if not missing:
+    if not axes:
         return inputs
-    return dataclasses.replace(inputs, initial_state=jax.lax.pcast(inputs.initial_state, missing, to="varying"))
+
+    def vary(v: jax.Array) -> jax.Array:
+        missing = tuple(axes - jax.typeof(v).manual_axis_type.varying)
+        return jax.lax.pcast(v, missing, to="varying") if missing else v
+
+    return jax.tree.map(vary, _wide_matrices(inputs))
+
+
+def _wide_matrices(inputs: ScanInputs) -> ScanInputs:
+    """B and C wide: what devices share gets the sum of its gradients in its own dtype, and is to be rounded once."""
+    return dataclasses.replace(inputs, B=inputs.B.astype(inputs.A.dtype), C=inputs.C.astype(inputs.A.dtype))
 
 
 Axes = str | tuple[str, ...] | None
