@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -108,14 +109,11 @@ class Checkpoints:
             write_digests(folder)
 
     def _not_written(self, error: Exception) -> TrainingStopped:
-        reason = _first_line(error)
-        full = "No space left on device" in reason
-        lines = [
-            f"The checkpoint of step {self._saving} could not be written to {self._folder}: "
-            + ("no space is left on the device." if full else reason),
-            last_good(self._run_dir, self._manager.latest_step()),
-        ]
-        return TrainingStopped("\n".join(lines))
+        # tensorstore's messages are long; what the operating system said stands before its number.
+        said = re.search(r": ([^:\[]+) \[os_error_code", str(error))
+        what = f"The checkpoint of step {self._saving} could not be written to {self._folder}"
+        reason = said.group(1) if said else _first_line(error)
+        return TrainingStopped(f"{what}: {reason}\n{last_good(self._run_dir, self._manager.latest_step())}")
 
 
 def _first_line(error: Exception) -> str:
