@@ -27,12 +27,12 @@ def test_the_usual_ones_are_there():
     assert {path.stem for path in FOLDER.iterdir()} >= {*PUBLISHED, "bytes", "long-context", "fine-tune"}
 
 
-@pytest.mark.parametrize("name", [path.stem for path in FOLDER.iterdir()])
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.iterdir()))
 def test_each_makes_a_model(name):
     config = read(name)
     model_config(config)
-    # A schedule that is longer than the run would leave it at a high rate.
-    assert config.warmup_steps < config.steps == config.decay_steps
+    # A schedule much longer than the run would leave it at a high rate.
+    assert config.warmup_steps < config.steps <= config.decay_steps <= 1.25 * config.steps
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
