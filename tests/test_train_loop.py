@@ -241,6 +241,50 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(ten, tmp_path, ca
     assert len(list((run_dir / "checkpoints" / "10.damaged-1").rglob("*"))) == files
 
 
+def test_a_full_disk_ends_the_run_and_the_last_checkpoint_stays(text, ten, tmp_path):
+    # A limit on the size of a file is a full disk for whatever is larger than it; metrics.jsonl is not.
+    assert run(text, tmp_path, "--steps", "5") == 0
+    command = f"ulimit -f 50; exec {sys.executable} -m train --resume --run-dir {tmp_path} --steps 10"
+    root = Path(__file__).parent.parent
+    done = subprocess.run(["sh", "-c", command], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert (
+        f"The checkpoint of step 10 could not be written to {tmp_path / 'checkpoints'}: File too large" in done.stderr
+    )
+    assert "The last good checkpoint is of step 5: " in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert main(["--resume", "--run-dir", str(tmp_path), "--steps", "10"]) == 0
+    steps = [[record for record in losses(path) if "loss" in record] for path in (tmp_path, ten)]
+    assert steps[0] == steps[1]
+    assert checkpoint(tmp_path, 10) == checkpoint(ten, 10)
+
+
+def test_a_data_file_that_shrinks_ends_the_run_with_all_saved(tmp_path, capsys, monkeypatch):
+    data, log_step = tmp_path / "text.bin", Run._log_step
+    whole = np.frombuffer(TEXT, np.uint8).astype("<u2")
+    whole.tofile(data)
+
+    def log_and_shrink(self, step, *arguments):
+        log_step(self, step, *arguments)
+        if step == 6:
+            whole[:1000].tofile(data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "_log_step", log_and_shrink)
+        assert run(data, tmp_path / "run", "--steps", "10") == 1
+    error = capsys.readouterr().err
+    assert "text.bin shrank from" in error
+    assert "Everything up to here is saved" in error
+    step = int(error.partition("The last good checkpoint is of step ")[2].partition(":")[0])
+    assert step >= 6
+    # It is not gone on with until the data are back.
+    assert main(["--resume", "--run-dir", str(tmp_path / "run")]) == 2
+    assert "shrank" in capsys.readouterr().err
+    whole.tofile(data)
+    assert main(["--resume", "--run-dir", str(tmp_path / "run")]) == 0
+    assert f"loading the checkpoint of step {step}" in capsys.readouterr().out
+
+
 def test_no_whole_checkpoint_ends_the_command_and_changes_nothing(ten, tmp_path, capsys):
     run_dir = shutil.copytree(ten, tmp_path / "run")
     for step in ("5", "10"):

@@ -15,6 +15,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit code: 0 done, 1 training stopped, 2 the user's mistake, 130 interrupted."""
     report = Report()
     logging.basicConfig(handlers=[ReportHandler(report)])
+    # What orbax raises it logs as well, with a traceback; it is for us to say, in one line.
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         config = parse(arguments)
         # JAX is loaded only now: a wrong flag is answered at once.
@@ -41,5 +44,12 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _unraisable(error: sys.UnraisableHookArgs) -> None:
+    """After a write that failed, tensorstore reports to event loops that orbax has closed, once for each array."""
+    if str(error.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(error)
+
+
 if __name__ == "__main__":
+    sys.unraisablehook = _unraisable
     sys.exit(main(sys.argv[1:]))

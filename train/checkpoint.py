@@ -26,7 +26,7 @@ class Checkpoints:
         """Args: how many of the newest stay on disk; every how many steps one stays for good."""
         self._run_dir = run_dir
         self._folder = (run_dir / "checkpoints").absolute()  # orbax wants an absolute path
-        self._saving = 0
+        self._saving, self._failed = 0, False
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
@@ -99,8 +99,16 @@ class Checkpoints:
         self._manager.reload()
 
     def close(self) -> None:
-        """Wait for what is being written, and let go of the folder."""
-        self._manager.close()
+        """Wait for what is being written, and let go of the folder.
+
+        Raises:
+            TrainingStopped: the writing has failed, and nobody has been told.
+        """
+        try:
+            self._manager.close()
+        except Exception as error:
+            if not self._failed:
+                raise self._not_written(error) from None
 
     def _write_digests(self) -> None:
         """What orbax calls when all files of a checkpoint are written, before it gives the folder its name."""
@@ -109,6 +117,7 @@ class Checkpoints:
             write_digests(folder)
 
     def _not_written(self, error: Exception) -> TrainingStopped:
+        self._failed = True
         # tensorstore's messages are long; what the operating system said stands before its number.
         said = re.search(r": ([^:\[]+) \[os_error_code", str(error))
         what = f"The checkpoint of step {self._saving} could not be written to {self._folder}"
