@@ -1,14 +1,17 @@
 """Two processes of `python -m train --distributed` on one machine learn what one does, and write one run."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from train.metrics import read_metrics
+from train.resume import find_checkpoint
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
@@ -45,11 +48,16 @@ def text(tmp_path_factory):
     return path
 
 
-def run_two(folder, arguments):
-    """What the two said, and their exit codes."""
+def start_two(folder, arguments):
+    """The two, and the files of what they say."""
     address = f"localhost:{free_port()}"
     logs = [folder / f"process-{k}.log" for k in range(2)]
-    processes = [start(JOIN, [address, str(k), "--distributed", *arguments], log) for k, log in enumerate(logs)]
+    return [start(JOIN, [address, str(k), "--distributed", *arguments], log) for k, log in enumerate(logs)], logs
+
+
+def run_two(folder, arguments):
+    """What the two said, and their exit codes."""
+    processes, logs = start_two(folder, arguments)
     codes = [process.wait(timeout=300) for process in processes]
     return [log.read_text() for log in logs], codes
 
@@ -82,3 +90,20 @@ def test_a_mistake_of_the_first_is_everybodys(text, tmp_path):
     said, codes = run_two(tmp_path, ["--data", str(text), *SMALL, "--mesh", "data=2", "--run-dir", str(taken)])
     assert codes == [2, 2]
     assert all("already holds a run" in words for words in said)
+
+
+def test_a_signal_to_one_of_them_ends_both_with_all_saved(text, tmp_path):
+    run_dir = tmp_path / "run"
+    arguments = ["--data", str(text), *SMALL, "--mesh", "data=2", "--run-dir", str(run_dir)]
+    processes, logs = start_two(tmp_path, [*arguments, "--steps", "100000", "--eval-every", "100000"])
+    metrics = run_dir / "metrics.jsonl"
+    while processes[0].poll() is None and not (metrics.exists() and metrics.stat().st_size > 2000):
+        time.sleep(0.05)
+    processes[1].terminate()
+    codes = [process.wait(timeout=300) for process in processes]
+    said = [log.read_text() for log in logs]
+    assert codes == [1, 128 + signal.SIGTERM], said
+    step = read_metrics(metrics)[-1]["step"]
+    assert f"Another process ended the run after step {step}. Everything up to here is saved." in said[0]
+    assert f"SIGTERM after step {step}. Everything up to here is saved." in said[1]
+    assert find_checkpoint(run_dir).step == step

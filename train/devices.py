@@ -68,6 +68,11 @@ def is_first_process() -> bool:
     return jax.process_index() == 0
 
 
+def anywhere(holds: bool) -> bool:
+    """Whether it holds on any process: what all must do together, one alone must not begin."""
+    return holds if jax.process_count() == 1 else bool(multihost_utils.process_allgather(np.array(holds)).any())
+
+
 def agreed(function: Callable[[], object]) -> str:
     """What `function` gives on the first process, in words, on every process; its UsageError too.
 

@@ -21,7 +21,7 @@ from train.checkpoint import Checkpoints, check_same_model, last_good
 from train.config import PROGRAM, TrainConfig, write_toml
 from train.corpus import load_corpus
 from train.data import ALL, Batch, take_rows, training_batch, validation_batches
-from train.devices import agreed, is_first_process, make_mesh, start, whole
+from train.devices import agreed, anywhere, is_first_process, make_mesh, start, whole
 from train.errors import TrainingStopped
 from train.flops import training_flops
 from train.folder import new_folder
@@ -216,8 +216,8 @@ class Run:
 
     def _set_damaged_aside(self) -> None:
         """Only once the run goes on from an earlier checkpoint: these steps will be saved anew."""
-        for step in self.found.damaged if is_first_process() else ():
-            path = set_aside(checkpoint_folder(self.run_dir, step))
+        for step in self.found.damaged:
+            path = agreed(functools.partial(set_aside, checkpoint_folder(self.run_dir, step)))
             self.report.line(f"the damaged checkpoint of step {step} is now {path}", style="yellow")
         self.checkpoints.reload()
 
@@ -248,8 +248,8 @@ class Run:
             if self.signals.received is not None and not last:
                 name = self.signals.received.name
                 problem = TrainingStopped(f"{name} after step {step}.", self.signals.received.exit_code)
-            if problem is not None:
-                self._save_and_stop(problem)
+            if anywhere(problem is not None):
+                self._save_and_stop(problem or TrainingStopped(f"Another process ended the run after step {step}."))
 
     def _next_batch(self, step: int) -> tuple[Batch | None, TrainingStopped | None]:
         """The batch after this step, unless it is the last; or why there is none."""
