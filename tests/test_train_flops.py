@@ -30,14 +30,13 @@ def test_peaks():
 
 
 def test_a_cpus_use_is_not_known():
-    assert utilisation(1e9, 1.0) is None
+    assert utilisation(1e9, 1.0, 1) is None
     assert memory_gib() is None
 
 
-def test_use_is_that_of_all_devices(monkeypatch):
+def test_use_is_that_of_the_devices_that_work(monkeypatch):
     device = SimpleNamespace(device_kind="NVIDIA H200", memory_stats=lambda: {"peak_bytes_in_use": 3 * 2**30})
     for name in ("devices", "local_devices"):
         monkeypatch.setattr(module.jax, name, lambda: [device] * 4)
-    monkeypatch.setattr(module.jax, "device_count", lambda: 4)
-    assert utilisation(989.4e12, 1.0) == pytest.approx(0.25)
+    assert utilisation(989.4e12, 1.0, 4) == pytest.approx(0.25)
     assert memory_gib() == 3.0

@@ -45,10 +45,10 @@ def training_flops(config: MambaConfig, params: Any, n_tokens: int) -> float:
     return n_tokens * 3.0 * (2 * sum(counted) + 9 * d_inner * config.d_state * config.n_layer)
 
 
-def utilisation(flops: float, seconds: float) -> float | None:
-    """Model FLOPs utilisation: the share of all devices' peak that was used; None where the peak is not known."""
+def utilisation(flops: float, seconds: float, devices: int) -> float | None:
+    """Model FLOPs utilisation: the share of so many devices' peak that was used; None where it is not known."""
     peak = peak_flops_per_s(jax.devices()[0].device_kind)
-    return None if peak is None else flops / (seconds * peak * jax.device_count())
+    return None if peak is None else flops / (seconds * peak * devices)
 
 
 def memory_gib() -> float | None:

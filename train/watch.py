@@ -9,6 +9,7 @@ from typing import Any
 from train.config import TrainConfig
 from train.devices import is_first_process
 from train.flops import memory_gib, utilisation
+from train.mesh import count_devices
 from train.metrics import Metrics
 from train.report import Report
 from train.tracking import open_trackers
@@ -30,6 +31,7 @@ class Watch:
 
     def __init__(self, config: TrainConfig, flops: float, run_dir: Path, step: int, report: Report) -> None:
         self._config, self._flops, self._report = config, flops, report
+        self._devices = count_devices(config.mesh)
         self._writers = []
         if is_first_process():
             self._writers = [Metrics(run_dir / "metrics.jsonl", step), *open_trackers(config, run_dir, step)]
@@ -41,7 +43,7 @@ class Watch:
         record = record | {
             "step_ms": 1000 * seconds,
             "tokens_per_s": config.batch_size * config.seq_len / seconds,
-            "mfu": utilisation(self._flops, seconds),
+            "mfu": utilisation(self._flops, seconds, self._devices),
             "memory_gib": memory_gib(),
         }
         self._write(record)
