@@ -6,7 +6,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -18,6 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from jax.typing import DTypeLike
 
+from mamba_jax.atomic import replacing
 from mamba_jax.checkpoints import folder as files
 from mamba_jax.checkpoints import run_folder
 from mamba_jax.checkpoints.configs import Format, read_config, write_config
@@ -103,7 +103,7 @@ def save(
     else:
         written = {files.TORCH}
         shared = {HEAD: wanted[0].names[0]} if lm.config.tie_embeddings else {}
-        with _replacing(folder / files.TORCH) as path:
+        with replacing(folder / files.TORCH) as path:
             write_torch(path, _layout(wanted), _STORED[dtype], _tensors_of(wanted, values, _STORED[dtype]), shared)
     _write_json(folder / files.CONFIG, config)
     for path in files.stale_weights(folder, written):
@@ -210,7 +210,7 @@ def _write_hf(
     names = numbered if len(shards) > 1 else [files.SAFETENSORS]
     arrays = _tensors_of(wanted, values, dtype)
     for name, shard in zip(names, shards, strict=True):
-        with _replacing(folder / name) as path:
+        with replacing(folder / name) as path:
             write_safetensors(path, shard, dtype, arrays)
     if len(shards) == 1:
         return set(names)
@@ -220,19 +220,8 @@ def _write_hf(
     return {*names, index}
 
 
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A path to write to; what is there becomes `path` only if the writing went well."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _write_json(path: Path, data: dict[str, Any]) -> None:
-    with _replacing(path) as temporary:
+    with replacing(path) as temporary:
         temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 

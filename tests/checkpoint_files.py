@@ -5,6 +5,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from mamba_jax.config import MambaConfig
@@ -19,6 +20,7 @@ FALCON = MambaConfig(
     vocab_size=31, d_model=8, n_layer=2, d_inner=13, d_state=4, tie_embeddings=False, use_bcdt_norm=True,
     mixer_rms_eps=1e-3, norm_eps=1e-4, pad_vocab_size_multiple=1,
 )  # fmt: skip
+WEIGHTS = {"hf": "model.safetensors", "original": "pytorch_model.bin"}
 CONFIGS = {"tied": TIED, "untied": UNTIED, "falcon": FALCON}
 
 
@@ -51,3 +53,10 @@ def edit_json(path, **changes):
     data = json.loads(path.read_text())
     data = {name: value for name, value in (data | changes).items() if value is not None}
     path.write_text(json.dumps(data))
+
+
+def error_of(folder, **arguments):
+    """The message of the one error that loading ends in."""
+    with pytest.raises(ValueError) as caught:
+        MambaLM.from_pretrained(folder, **arguments)
+    return str(caught.value)

@@ -5,6 +5,7 @@ import gc
 import itertools
 import os
 import shutil
+import sys
 import tempfile
 
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -15,10 +16,10 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
 import jax
+import pytest
 
-jax.config.update(
-    "jax_num_cpu_devices", 8
-)  # only before first use; one process then tests single-device and sharded calls
+# Only before first use; one process then tests single-device and sharded calls.
+jax.config.update("jax_num_cpu_devices", 8)
 
 _TESTS_BETWEEN_CLEARINGS = 40
 _n_tests = itertools.count(1)
@@ -33,3 +34,9 @@ def pytest_runtest_teardown() -> None:
     if next(_n_tests) % _TESTS_BETWEEN_CLEARINGS == 0:
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if PyTorch were not installed: importing it now raises ImportError."""
+    monkeypatch.setitem(sys.modules, "torch", None)

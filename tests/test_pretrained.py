@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pickle
 import sys
 import tracemalloc
 
@@ -11,34 +10,20 @@ import numpy as np
 import pytest
 from checkpoint_files import (
     CONFIGS,
-    FALCON,
     TIED,
     UNTIED,
+    WEIGHTS,
     assert_same_parameters,
     edit_json,
+    error_of,
     parameters_of,
     random_model,
 )
 from jax.sharding import PartitionSpec
 
 from mamba_jax.checkpoints.safetensors_file import read_safetensors, write_safetensors
-from mamba_jax.checkpoints.torch_file import read_torch_zip
 from mamba_jax.config import MambaConfig
 from mamba_jax.model import MambaLM
-
-WEIGHTS = {"hf": "model.safetensors", "original": "pytorch_model.bin"}
-
-
-@pytest.fixture
-def without_torch(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)  # importing it now raises ImportError
-
-
-def error_of(folder, **arguments):
-    """The message of the one error that loading ends in."""
-    with pytest.raises(ValueError) as caught:
-        MambaLM.from_pretrained(folder, **arguments)
-    return str(caught.value)
 
 
 def rewrite(path, change):
@@ -121,114 +106,6 @@ def test_a_failed_save_leaves_what_was_there(tmp_path):
         broken.save_pretrained(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
     assert_same_parameters(lm, MambaLM.from_pretrained(tmp_path))
-
-
-# Configurations
-
-
-def test_published_configs():
-    """As they stand beside the published weights."""
-    from mamba_jax.checkpoints.configs import read_config
-
-    problems = []
-    original = {
-        "d_model": 768, "n_layer": 24, "vocab_size": 50277, "ssm_cfg": {}, "rms_norm": True, "residual_in_fp32": True,
-        "fused_add_norm": True, "pad_vocab_size_multiple": 8,
-    }  # fmt: skip
-    assert read_config(original, problems) == (MambaConfig.preset("mamba-130m"), "original")
-
-    shared = {
-        "bos_token_id": 0, "conv_kernel": 4, "eos_token_id": 0, "hidden_act": "silu", "initializer_range": 0.1,
-        "layer_norm_epsilon": 1e-05, "pad_token_id": 0, "rescale_prenorm_residual": False, "residual_in_fp32": True,
-        "state_size": 16, "time_step_floor": 0.0001, "time_step_init_scheme": "random", "time_step_max": 0.1,
-        "time_step_min": 0.001, "time_step_scale": 1.0, "torch_dtype": "float32", "transformers_version": "4.39.0",
-        "use_bias": False, "use_cache": True, "use_conv_bias": True,
-    }  # fmt: skip
-    converted = original | shared | {
-        "architectures": ["MambaForCausalLM"], "model_type": "mamba", "hidden_size": 768, "num_hidden_layers": 24,
-        "vocab_size": 50280, "expand": 2, "intermediate_size": 1536, "d_inner": 1536, "time_step_rank": 48,
-    }  # fmt: skip
-    config, format = read_config(converted, problems)
-    assert format == "hf" and not problems
-    assert (config.padded_vocab_size, config.d_inner, config.dt_rank, config.tie_embeddings) == (50280, 1536, 48, True)
-
-    falcon = shared | {
-        "architectures": ["FalconMambaForCausalLM"], "model_type": "falcon_mamba", "hidden_size": 4096,
-        "num_hidden_layers": 64, "vocab_size": 65024, "expand": 16, "intermediate_size": 8192, "time_step_rank": 256,
-        "tie_word_embeddings": False, "use_falcon_mambapy": False,
-    }  # fmt: skip
-    config, _ = read_config(falcon, problems)
-    assert not problems
-    assert (config.d_inner, config.use_bcdt_norm, config.mixer_rms_eps, config.tie_embeddings) == (
-        8192,
-        True,
-        1e-6,
-        False,
-    )
-
-
-def test_config_faults_are_listed_together(tmp_path):
-    random_model(TIED).save_pretrained(tmp_path)
-    edit_json(
-        tmp_path / "config.json", sliding_window=7, hidden_act="gelu", state_size=-3, use_bias="no", conv_kernel=0
-    )
-    message = error_of(tmp_path)
-    for part in (
-        "`sliding_window` is unknown",
-        "`hidden_act` is 'gelu'",
-        "`state_size` must be",
-        "`conv_kernel` must be",
-    ):
-        assert part in message
-    assert "`use_bias` must be true or false, got 'no'" in message
-    assert len(message.splitlines()) == 6
-
-
-def test_original_config_faults_are_listed_together(tmp_path):
-    random_model(TIED).save_pretrained(tmp_path, format="original")
-    edit_json(
-        tmp_path / "config.json", n_layer=None, rms_norm=False, hidden=3, attn_layer_idx=[1],
-        ssm_cfg={"layer": "Mamba2", "headdim": 64},
-    )  # fmt: skip
-    message = error_of(tmp_path)
-    for part in ("`n_layer` is missing", "`rms_norm` is False", "`hidden` is unknown", "`attn_layer_idx` is [1]"):
-        assert part in message
-    assert "`ssm_cfg.layer` is 'Mamba2'" in message and "`ssm_cfg.headdim` is unknown" in message
-
-
-def test_contradicting_companion_keys(tmp_path):
-    random_model(TIED).save_pretrained(tmp_path)
-    edit_json(tmp_path / "config.json", d_model=11, ssm_cfg={"d_state": 16})
-    message = error_of(tmp_path)
-    assert "`d_model` is 11" in message and "`d_state` is 16" in message
-
-
-def test_another_kind_of_model(tmp_path):
-    random_model(TIED).save_pretrained(tmp_path)
-    edit_json(tmp_path / "config.json", model_type="mamba2")
-    assert "`model_type` is 'mamba2'" in error_of(tmp_path)
-
-
-def test_what_the_original_format_cannot_express(tmp_path):
-    with pytest.raises(ValueError, match=r"(?s)'hf' can.*`use_bcdt_norm`.*`norm_eps`"):
-        random_model(FALCON).save_pretrained(tmp_path / "model", format="original")
-    assert not (tmp_path / "model").exists()
-
-
-def test_extra_config(tmp_path):
-    lm = random_model(TIED)
-    lm.save_pretrained(tmp_path, extra_config={"eos_token_id": 11})
-    assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == 11
-    with pytest.raises(ValueError, match=r"`extra_config`.*`eos` is unknown"):
-        lm.save_pretrained(tmp_path, extra_config={"eos": 11})
-    with pytest.raises(ValueError, match=r"`extra_config`.*another one"):
-        lm.save_pretrained(tmp_path, extra_config={"state_size": 11})
-
-
-@pytest.mark.parametrize("argument", [{"format": "gguf"}, {"dtype": "int8"}])
-def test_wrong_choices(tmp_path, argument):
-    with pytest.raises(ValueError, match=f"`{next(iter(argument))}` must be one of"):
-        random_model(TIED).save_pretrained(tmp_path, **argument)
 
 
 # Tensors
@@ -371,111 +248,6 @@ def test_missing_weights_and_shards(tmp_path):
     assert "'../secret.safetensors', which is no .safetensors file beside it" in error_of(tmp_path)
     (tmp_path / "model.safetensors.index.json").unlink()
     assert "there is none of model.safetensors" in error_of(tmp_path)
-
-
-# Pickles
-
-
-class Evil:
-    """Would make a folder if anything in it ran."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        import os
-
-        return os.mkdir, (str(self.path),)
-
-
-def replace_pickle(path, content):
-    """The same zip archive with another data.pkl."""
-    import zipfile
-
-    with zipfile.ZipFile(path) as archive:
-        entries = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in entries.items():
-            archive.writestr(name, content if name.endswith("/data.pkl") else data)
-
-
-def test_code_in_a_pickle_is_refused(tmp_path, without_torch):
-    random_model(TIED).save_pretrained(tmp_path, format="original")
-    replace_pickle(tmp_path / "pytorch_model.bin", pickle.dumps({"a": Evil(tmp_path / "ran")}, protocol=2))
-    message = error_of(tmp_path)
-    assert "pytorch_model.bin was refused" in message and "mkdir`" in message
-    assert not (tmp_path / "ran").exists()
-
-
-def rebuild(storage=("storage", b"FloatStorage", "0", "cpu", 4), offset=0, shape=(4,), stride=(1,)):
-    """A pickle of one tensor, made by hand from PyTorch's own parts."""
-    _, kind, key, device, numel = storage
-
-    def dump(value):
-        return pickle.dumps(value, protocol=2)[2:-1]  # without its frame: protocol and stop
-
-    parts = [
-        b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((", dump("storage"), b"ctorch\n", kind, b"\n", dump(key),
-        dump(device), dump(numel), b"tQ", dump(offset), dump(shape), dump(stride), b"\x89)tR.",
-    ]  # fmt: skip
-    tensor = b"".join(parts)
-    return b"\x80\x02}" + dump("a") + tensor[2:-1] + b"s."
-
-
-def write_zip(path, content, numbers=(1, 2, 3, 4), compression=0, byteorder=b"little"):
-    import zipfile
-
-    with zipfile.ZipFile(path, "w", compression) as archive:
-        archive.writestr("any name/data.pkl", content)
-        archive.writestr("any name/byteorder", byteorder)
-        archive.writestr("any name/data/0", np.asarray(numbers, np.float32).tobytes())
-
-
-def test_reading_a_handmade_file(tmp_path):
-    """Views of one storage too: a transposed matrix, and one that begins in the middle."""
-    path = tmp_path / "a.bin"
-    write_zip(path, rebuild(shape=(2, 2), stride=(1, 2)))
-    np.testing.assert_array_equal(read_torch_zip(path)["a"].read(), [[1, 3], [2, 4]])
-    write_zip(path, rebuild(offset=2, shape=(2,)))
-    np.testing.assert_array_equal(read_torch_zip(path)["a"].read(), [3, 4])
-    write_zip(path, rebuild(offset=4, shape=(0, 3), stride=(3, 1)))
-    assert read_torch_zip(path)["a"].read().shape == (0, 3)
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (rebuild(offset=1), "ends behind its storage"),
-        (rebuild(offset=-1), "is damaged"),
-        (rebuild(stride=(2,)), "ends behind its storage"),
-        (rebuild(storage=("storage", b"FloatStorage", "0", "cpu", 5)), "16 bytes instead of 20"),
-        (rebuild(storage=("storage", b"FloatStorage", "7", "cpu", 4)), "is damaged"),
-        (rebuild(storage=("storage", b"QUInt8Storage", "0", "cpu", 4)), "refused.*torch.QUInt8Storage"),
-        (b"\x80\x02cbuiltins\neval\n(X\x01\x00\x00\x001tR.", "refused.*builtins.eval"),
-        (b"\x80\x02ccollections\nOrderedDict\n}X\x01\x00\x00\x00akb.", "is damaged"),
-        (pickle.dumps([1], protocol=2), "holds a list"),
-        (pickle.dumps({"a": 1}, protocol=2), "also holds 'a'"),
-        (b"\x80\x02}", "is damaged"),
-    ],
-)
-def test_faulty_pickles(tmp_path, content, expected):
-    path = tmp_path / "a.bin"
-    write_zip(path, content)
-    with pytest.raises(ValueError, match=expected):
-        read_torch_zip(path)
-
-
-def test_files_that_cannot_be_mapped(tmp_path):
-    path = tmp_path / "a.bin"
-    write_zip(path, rebuild(), compression=8)
-    with pytest.raises(ValueError, match="compressed"):
-        read_torch_zip(path)
-    write_zip(path, rebuild(), byteorder=b"big")
-    with pytest.raises(ValueError, match="endian"):
-        read_torch_zip(path)
-    path.write_bytes(pickle.dumps({}, protocol=2))
-    with pytest.raises(ValueError, match=r"before version 1\.6, which only PyTorch reads"):
-        read_torch_zip(path)
 
 
 # Memory, progress, devices

@@ -96,6 +96,8 @@ def test_missing_file_is_named(tmp_path):
         (["--val-fraction", "1"], "--val-fraction 1.0: a number between 0 and 1"),
         (["--seed", "-1"], "--seed -1: a number from 0 to"),
         (["--vocab-size", "0"], "--vocab-size 0: 1 or more"),
+        (["--min-seq-len", "8"], "--min-seq-len 8: --task lm has no use for it"),
+        (["--task", "induction_heads", "--memorize-tokens", "8"], "--memorize-tokens 8: --task induction_heads has no"),
         (["--keep-every", "0"], "--keep-every 0: 1 or more"),
         (["--spike-factor", "1"], "--spike-factor 1.0: a number above 1"),
         (["--separator", "-1"], "--separator -1: 0 or more"),

@@ -31,6 +31,11 @@ def test_budget_of_each_device(capsys, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_checkpoints_are_not_read(capsys):
+    assert main([*SMALL, "--dry-run", "--init-from", "nowhere"]) == 2
+    assert "--dry-run reads no checkpoint: --init-from None, and flags for" in capsys.readouterr().err
+
+
 def test_mistakes_are_found_without_compiling(capsys):
     assert main([*SMALL, "--dry-run", "--mesh", "data=3"]) == 2
     assert "--batch-size 4: a multiple of 3, data times fsdp of --mesh data=3, is wanted" in capsys.readouterr().err

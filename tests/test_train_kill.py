@@ -34,7 +34,7 @@ def start(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kill")
     (folder / "text.txt").write_bytes(TEXT)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train.loop", "train.task_run"])
+    context.set_forkserver_preload(["train.launch", "train.text_run"])
 
     def start(run_dir):
         run_dir.mkdir(exist_ok=True)

@@ -16,6 +16,7 @@ import pytest
 from train.__main__ import main
 from train.loop import Run
 from train.metrics import read_metrics
+from train.text_run import TextRun
 
 TEXT = b"".join(b"line %d of a text that repeats itself, and counts to %d\n" % (i, i * i) for i in range(300))
 SMALL = [
@@ -172,14 +173,14 @@ def test_bad_number_stops_with_the_step_and_the_checkpoint(text, tmp_path, capsy
 
 
 def test_bad_steps_can_be_left_out(text, tmp_path, capsys, monkeypatch):
-    batch = Run._batch
+    batch = TextRun._batch
 
     def spoil(self, step, rows):
         got = batch(self, step, rows)
         # A token outside the vocabulary: its loss is no number.
         return got._replace(tokens=np.full_like(got.tokens, 300)) if step in (3, 6) else got
 
-    monkeypatch.setattr(Run, "_batch", spoil)
+    monkeypatch.setattr(TextRun, "_batch", spoil)
     assert run(text, tmp_path, "--steps", "7", "--on-bad-loss", "skip") == 0
     assert "At step 3 the loss is nan and the gradient's norm nan: left out" in capsys.readouterr().out
     steps = [r for r in losses(tmp_path) if "loss" in r]

@@ -2,11 +2,13 @@
 
 import io
 import logging
+import re
 
 import pytest
 from rich.console import Console
 
-from train.report import Report, ReportHandler, compared, duration, print_error
+from train.errors import TrainingStopped, UsageError
+from train.report import Report, ReportHandler, compared, duration, exit_code, print_error
 
 RECORD = {
     "step": 5,
@@ -93,3 +95,22 @@ def test_a_mistake_is_in_a_box_on_standard_error(capsys):
 
 def test_durations_are_readable():
     assert [duration(s) for s in (0.04, 9.96, 59.6, 185, 7620)] == ["0.0 s", "10 s", "1m 00s", "3m 05s", "2h 07m"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (None, 0, ""),
+        (UsageError("--x 3: 4 is wanted"), 2, "Cannot dig.*--x 3: 4 is wanted"),
+        (TrainingStopped("at step 3", 143), 143, "Digging stopped.*at step 3"),
+        (OSError(28, "No space left on device", "a.bin"), 1, "Digging stopped.*a.bin: No space left on device"),
+        (KeyboardInterrupt(), 130, "Digging stopped.*nothing was dug"),
+    ],
+)
+def test_every_end_has_its_exit_code(capsys, error, code, message):
+    def command():
+        if error is not None:
+            raise error
+
+    assert exit_code(command, "Cannot dig", "Digging stopped", "nothing was dug") == code
+    assert re.search(message, capsys.readouterr().err, re.DOTALL)

@@ -79,13 +79,17 @@ def test_memory_of_a_long_sequence_falls_with_its_parts():
     assert eight < one / 5
 
 
+def beginning(mesh):
+    """(graphdef, optimizer, parameters, moments, batch) of a run's first step on a mesh."""
+    graphdef, params = build_model(model_config(CONFIG), 0, mesh)
+    optimizer = make_optimizer(CONFIG)
+    return graphdef, optimizer, params, init_optimizer(optimizer, params, mesh), batch_on(mesh)
+
+
 def test_state_is_shared_out_and_stays_where_it_is():
     """FSDP: every matrix and both its moments are an eighth on each device, before a step and after it."""
     mesh = make_mesh("fsdp=8")
-    graphdef, params = build_model(model_config(CONFIG), 0, mesh)
-    optimizer = make_optimizer(CONFIG)
-    opt_state = init_optimizer(optimizer, params, mesh)
-    batch = batch_on(mesh)
+    graphdef, optimizer, params, opt_state, batch = beginning(mesh)
     step = compile_train_step(make_train_step(graphdef, optimizer), mesh, params, opt_state, batch)
     before = [leaf.sharding for leaf in jax.tree.leaves((params, opt_state))]
     matrices = [leaf for leaf in jax.tree.leaves((params, opt_state)) if leaf.ndim == 3 or leaf.shape == (256, 16)]
@@ -97,10 +101,7 @@ def test_state_is_shared_out_and_stays_where_it_is():
 
 def test_accumulated_gradients_are_those_of_the_whole_batch():
     mesh = make_mesh("data=2")
-    graphdef, params = build_model(model_config(CONFIG), 0, mesh)
-    optimizer = make_optimizer(CONFIG)
-    opt_state = init_optimizer(optimizer, params, mesh)
-    batch = batch_on(mesh)
+    graphdef, optimizer, params, opt_state, batch = beginning(mesh)
     results = []
     for parts in (1, 4):
         copies = jax.tree.map(jnp.copy, (params, opt_state))

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from train.config import parse
-from train.errors import TrainingStopped, UsageError
-from train.report import Report, ReportHandler, print_error
+from train.report import Report, ReportHandler, exit_code
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -18,30 +17,21 @@ def main(arguments: Sequence[str]) -> int:
     # What orbax raises it logs as well, with a traceback; it is for us to say, in one line.
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    try:
+
+    def command() -> None:
         config = parse(arguments)
         # JAX is loaded only now: a wrong flag is answered at once.
         from train.dry_run import dry_run
-        from train.loop import Run, train
+        from train.launch import train
         from train.task_run import TaskRun
+        from train.text_run import TextRun
 
         if config.dry_run:
             dry_run(config, report)
-            return 0
-        train(config, report, Run if config.task == "lm" else TaskRun)
-    except UsageError as error:
-        print_error("Cannot train", str(error))
-        return 2
-    except TrainingStopped as error:
-        print_error("Training stopped", str(error))
-        return error.exit_code
-    except OSError as error:
-        print_error("Training stopped", f"{error.filename or 'a file'}: {error.strerror or error}")
-        return 1
-    except KeyboardInterrupt:
-        print_error("Training stopped", "Interrupted before the first step.")
-        return 130
-    return 0
+        else:
+            train(config, report, TextRun if config.task == "lm" else TaskRun)
+
+    return exit_code(command, "Cannot train", "Training stopped", "Interrupted before the first step.")
 
 
 def _unraisable(error: sys.UnraisableHookArgs) -> None:

@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import json
 import math
-import os
 import tomllib
 import types
 import typing
@@ -160,6 +159,7 @@ class TrainConfig:
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in COMMAND_ONLY}
 
 
+_UNUSED = {"lm": ("memorize_tokens", "min_seq_len"), "induction_heads": ("memorize_tokens",)}  # by task
 _POSITIVE = ("lr", "grad_clip")
 _ABOVE_1 = ("spike_factor",)
 _BETWEEN_0_AND_1 = ("val_fraction", "beta1", "beta2")
@@ -231,12 +231,13 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def write_toml(path: Path, config: TrainConfig) -> None:
     """Write the resolved settings, in one go; `--config` with this file then asks for the same run."""
+    from mamba_jax.atomic import replacing  # here, as the package takes a second to load, and a wrong flag needs none
+
     lines = ["# The settings of this run as resolved from defaults, file and flags.\n"]
     for name, value in config.settings().items():
         lines.append(f"# {name}: not set\n" if value is None else f"{name} = {_toml_value(value)}\n")
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(lines), encoding="utf-8")
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        temporary.write_text("".join(lines), encoding="utf-8")
 
 
 def check_ranges(config: TrainConfig) -> None:
@@ -256,6 +257,11 @@ def check_ranges(config: TrainConfig) -> None:
     ):
         values = {name: value for name in names if (value := getattr(config, name)) is not None}
         mistakes += [f"{_flag(name)} {value}: {wanted} is wanted" for name, value in values.items() if not holds(value)]
+    mistakes += [
+        f"{_flag(name)} {getattr(config, name)}: --task {config.task} has no use for it"
+        for name in _UNUSED.get(config.task, ())
+        if getattr(config, name) != getattr(TrainConfig, name)
+    ]
     if mistakes:
         raise UsageError("\n".join(mistakes))
     parse_mesh(config.mesh)

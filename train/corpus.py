@@ -85,7 +85,7 @@ def load_corpus(config: TrainConfig, report: Report, tokenizer: Subwords | None 
     else:
         with report.wait("reading the text"):
             texts = _read_texts(config, files)
-        corpus = _from_bytes(config, texts) if tokenizer is None else _from_texts(config, texts, tokenizer, report)
+        corpus = _from_texts(config, texts, tokenizer, report)
     _check_lengths(corpus, config)
     _check_vocabulary(corpus, config, tokenizer)
     return dataclasses.replace(corpus, tokenizer=tokenizer)
@@ -122,34 +122,26 @@ def _from_token_files(config: TrainConfig, paths: list[Path], n_files: int) -> C
     )
 
 
-def _from_bytes(config: TrainConfig, texts: _Texts) -> Corpus:
-    joint = _BYTE_SEPARATOR if config.documents else _JOINT
-    train, validation = (_in_memory(np.frombuffer(joint.join(part), np.uint8)) for part in texts[:2])
+def _from_texts(config: TrainConfig, texts: _Texts, tokenizer: Subwords | None, report: Report) -> Corpus:
+    """Texts as a tokenizer's tokens, or as bytes."""
+    if tokenizer is None:
+        joint, separator = _BYTE_SEPARATOR if config.documents else _JOINT, _BYTE_SEPARATOR[0]
+        train, validation = (_in_memory(np.frombuffer(joint.join(part), np.uint8)) for part in texts[:2])
+        bytes_per_token = 1.0
+    else:
+        separator = config.separator if config.separator is not None else tokenizer.end_of_text()
+        with report.wait("tokenising the text"):
+            train, validation = (_encode(part, tokenizer, separator) for part in texts[:2])
+        bytes_per_token = sum(map(len, texts.validation)) / max(1, len(validation))
     return Corpus(
         name=_name(config),
-        unit="bytes",
+        unit="bytes" if tokenizer is None else "tokens",
         train=train,
         validation=validation,
         n_train_files=len(texts.train),
         n_validation_files=len(texts.validation),
         n_left_out=texts.n_left_out,
-        separator=_separator(config, _BYTE_SEPARATOR[0]),
-    )
-
-
-def _from_texts(config: TrainConfig, texts: _Texts, tokenizer: Subwords, report: Report) -> Corpus:
-    separator = config.separator if config.separator is not None else tokenizer.end_of_text()
-    with report.wait("tokenising the text"):
-        train, validation = (_encode(part, tokenizer, separator) for part in texts[:2])
-    return Corpus(
-        name=_name(config),
-        unit="tokens",
-        train=train,
-        validation=validation,
-        n_train_files=len(texts.train),
-        n_validation_files=len(texts.validation),
-        n_left_out=texts.n_left_out,
-        bytes_per_token=sum(map(len, texts.validation)) / max(1, len(validation)),
+        bytes_per_token=bytes_per_token,
         separator=_separator(config, separator),
     )
 

@@ -35,6 +35,8 @@ def dry_run(config: TrainConfig, report: Report) -> None:
     Raises:
         UsageError: the settings cannot be met, or nothing here compiles for the GPU that is asked for.
     """
+    if config.init_from is not None:
+        raise UsageError("--dry-run reads no checkpoint: --init-from None, and flags for the sizes of its model")
     mesh = _mesh(config)
     architecture = model_config(config)
     check_splits(config, architecture)
@@ -44,7 +46,8 @@ def dry_run(config: TrainConfig, report: Report) -> None:
     optimizer = make_optimizer(config)
     opt_state = abstract(jax.eval_shape(optimizer.init, params), mesh)
     params = abstract(params, mesh)
-    batch = abstract_batch(mesh, config.batch_size, config.seq_len, segments=config.documents)
+    packed = config.documents or config.min_seq_len is not None
+    batch = abstract_batch(mesh, config.batch_size, config.seq_len, segments=packed)
     device = mesh.devices.flat[0]
     budget = {
         "devices": f"{mesh.size} x {device.device_kind}",

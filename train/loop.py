@@ -1,4 +1,4 @@
-"""The run: whatever reads, writes or waits happens here; the mathematics is in `step.py`."""
+"""The run, whatever it learns: what reads, writes or waits happens here; the mathematics is in `step.py`."""
 
 from __future__ import annotations
 
@@ -11,96 +11,42 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mamba_jax import MambaConfig
-from mamba_jax.text import TOKENIZER, Bytes
 from train.banner import banner
 from train.checkpoint import Checkpoints, check_same_model, last_good
 from train.config import PROGRAM, TrainConfig, write_toml
-from train.corpus import load_corpus
-from train.data import ALL, Batch, take_rows, training_batch, validation_batches
-from train.devices import agreed, anywhere, is_first_process, make_mesh, start, whole
+from train.data import ALL, Batch, take_rows
+from train.devices import agreed, anywhere, is_first_process
 from train.errors import TrainingStopped
 from train.flops import training_flops
-from train.folder import new_folder
-from train.loss import bigram_bits_per_byte, bits_per_byte
-from train.metrics import draw_loss, read_metrics
+from train.metrics import read_metrics
 from train.optim import learning_rate, make_optimizer
 from train.profile import Profile, profiled_steps
-from train.report import Report, duration, score_in_words
-from train.resume import Found, checkpoint_folder, find_checkpoint, set_aside
-from train.sample import find_tokenizer, write_sample
+from train.report import Report, duration
+from train.resume import Found, checkpoint_folder, set_aside
 from train.sharding import place_batch
 from train.signals import Signals
-from train.start import check_splits, starting_point
 from train.step import (
     Params,
     build_model,
-    compile_eval_step,
     compile_train_step,
     count_parameters,
     init_optimizer,
-    make_loss,
     make_train_step,
     model_graph,
 )
-from train.tracking import check_trackers
 from train.watch import Watch
 
 # How a model is computed may change when a run is resumed; what it is may not.
 _NOT_IDENTITY = ("scan", "remat", "remat_policy")
 
 
-def train(config: TrainConfig, report: Report, kind: type[Run]) -> None:
-    """Train as the settings say, to the end or until something stops it, and report on it.
-
-    Args:
-        config: the settings.
-        report: where the run says what it does.
-        kind: `Run` for a language model, or a subclass that learns something else.
-
-    Raises:
-        UsageError: the settings cannot be met; nothing has been written then.
-        TrainingStopped: a loss that will not do, a checkpoint that cannot be read or written, or an interruption.
-    """
-    start(config.mesh, config.distributed)
-    if not is_first_process():
-        report.silence()
-    mesh = make_mesh(config.mesh)
-    with Signals() as signals:
-        found = Found(None, {})
-        if config.resume and config.run_dir is not None:
-            with report.wait("checking the checkpoints"):
-                found = find_checkpoint(Path(config.run_dir))
-            step = None if found.step is None else checkpoint_folder(Path(config.run_dir), found.step)
-            config, architecture, params = starting_point(config, mesh, step)
-        else:
-            config, architecture, params = starting_point(config, mesh)
-        check_splits(config, architecture)
-        check_trackers(config)
-        corpus = kind.load(config, report)
-        if config.resume and config.run_dir is not None:
-            run_dir = Path(config.run_dir)
-        else:
-            name = "bytes" if config.task == "lm" else config.task
-            name = name if config.config is None else Path(config.config).stem
-            run_dir = Path(agreed(functools.partial(new_folder, config.run_dir, name)))
-        checkpoints = Checkpoints(run_dir, config.keep_checkpoints, config.keep_every)
-        try:
-            run = kind(config, mesh, corpus, run_dir, checkpoints, report, signals)
-            run.prepare(architecture, params, found)
-            if run.step >= config.steps:
-                report.line(f"{run_dir} is at step {run.step} of {config.steps} already: more --steps would go on")
-            else:
-                run.go()
-        finally:
-            checkpoints.close()
-
-
 class Run:
     """One call of the command, with everything that changes on its way: after `step` steps it holds what comes next."""
+
+    eval_step: Any  # (parameters, batch) -> what a validation is made of
 
     def __init__(
         self,
@@ -119,8 +65,12 @@ class Run:
 
     @classmethod
     def load(cls, config: TrainConfig, report: Report) -> Any:
-        """What is to be learned."""
-        return load_corpus(config, report, find_tokenizer(config))
+        """What is to be learned.
+
+        Raises:
+            UsageError: the settings do not give it.
+        """
+        raise NotImplementedError
 
     def prepare(self, architecture: MambaConfig, params: Params | None, found: Found) -> None:
         """Parameters and moments: `params` or new ones, or those of the checkpoint that the run is resumed from."""
@@ -200,20 +150,6 @@ class Run:
         # All rates at once: a schedule called outside a compiled program costs many small ones.
         self.rates = np.asarray(jax.jit(learning_rate(self.config))(jnp.arange(self.config.steps)))
 
-    def _compile_validation(self, batch: Batch) -> None:
-        with self.report.wait("compiling the validation step"):
-            self.eval_step = compile_eval_step(make_loss(self.graphdef), self.mesh, self.params, batch)
-        self.baseline = {}
-        if self.corpus.unit == "bytes":
-            with self.report.wait("counting byte pairs for the bigram model"):
-                text = self.corpus.train.parts[0].tokens
-                self.baseline = {"bigram_bpb": bigram_bits_per_byte(text, self._validation_batches())}
-
-    def _write_beside(self) -> None:
-        """What else belongs into the run's folder: the tokenizer, for whoever wants to read what the model writes."""
-        if self.corpus.tokenizer is not None:
-            self.corpus.tokenizer.save(self.run_dir / TOKENIZER)
-
     def _set_damaged_aside(self) -> None:
         """Only once the run goes on from an earlier checkpoint: these steps will be saved anew."""
         for step in self.found.damaged:
@@ -289,16 +225,6 @@ class Run:
         }
         self.watch.step(record, self._shown(scores), seconds)
 
-    def _scores(self, loss: float) -> dict[str, float]:
-        """What a step's record says beside its loss in nats: bits a byte, or a token where its bytes are not known."""
-        bytes_per_token = self.corpus.bytes_per_token
-        name = "bpt" if bytes_per_token is None else "bpb"
-        return {name: bits_per_byte(loss, bytes_per_token or 1.0)}
-
-    def _shown(self, scores: dict[str, float]) -> str:
-        """What a step's line says beside its loss."""
-        return " ".join(f"{name} {value:.3f}" for name, value in scores.items())
-
     def _validate(self) -> TrainingStopped | None:
         """Score what is held out; or why it cannot be read."""
         start = time.perf_counter()
@@ -312,37 +238,6 @@ class Run:
         self._report_validation()
         return None
 
-    def _validation_scores(self) -> dict[str, float]:
-        losses = [float(self._evaluate(batch)) for batch in self._validation_batches()]
-        scores = self._scores(float(np.mean(losses)))
-        return {f"val_{name}": value for name, value in scores.items()} | self.baseline
-
-    def _report_validation(self) -> None:
-        self.report.validation(self.last_validation, self.validation_s)
-
-    def _draw(self, records: list[dict[str, Any]], path: Path, title: str) -> None:
-        draw_loss(records, path, title)
-
-    def _show_sample(self) -> None:
-        config = self.config
-        if config.sample_tokens == 0:
-            return
-        tokenizer = Bytes() if self.corpus.unit == "bytes" else self.corpus.tokenizer
-        if tokenizer is None:
-            self.report.line("no sample: the tokens' --tokenizer is not known", style="yellow")
-            return
-        what = f"writing a sample of {config.sample_tokens} {self.corpus.unit}, at temperature {config.temperature:g}"
-        with self.report.wait(what):
-            # On one device, which must hold all parameters: what one token takes is too little to be shared.
-            params, key = whole((self.params, self.key))
-            if not is_first_process():
-                return
-            key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(key)), self.step)
-            model = nnx.merge(self.graphdef, jax.tree.map(jnp.asarray, params))
-            text = write_sample(model, tokenizer, config, key)
-        (self.run_dir / "sample.txt").write_bytes(text)
-        self.report.sample(text)
-
     def _summarise(self, n_steps: int, seconds: float) -> None:
         tokens = n_steps * self.config.batch_size * self.config.seq_len
         self.report.table(
@@ -353,10 +248,6 @@ class Run:
                 "go on": f"{PROGRAM} --resume --run-dir {self.run_dir} --steps {2 * self.step}",
             }
         )
-
-    def _score(self) -> str:
-        """How the model stands at the end, in words."""
-        return score_in_words(self.last_validation)
 
     def _last_good(self) -> str:
         return last_good(self.run_dir, self.checkpoints.latest_step())
@@ -373,16 +264,42 @@ class Run:
     def _placed(self, batch: Batch) -> Batch:
         return place_batch(self.mesh, batch.tokens.shape, functools.partial(take_rows, batch))
 
+    # What is learned decides the rest.
+
+    def _compile_validation(self, batch: Batch) -> None:
+        """Make `eval_step`, for batches like this one or of the kind's own."""
+        raise NotImplementedError
+
     def _batch(self, step: int, rows: slice = ALL) -> Batch:
         """Rows of the batch of a step."""
-        batch = training_batch(self.corpus.train, seed=self.config.seed, step=step, rows=rows, **self._batch_shape())
-        self.corpus.check(batch, self.config.vocab_size)
-        return batch
+        raise NotImplementedError
 
-    def _validation_batches(self) -> list[Batch]:
-        n_batches = self.config.eval_batches
-        return list(validation_batches(self.corpus.validation, n_batches=n_batches, **self._batch_shape()))
+    def _validation_scores(self) -> dict[str, float]:
+        """What a validation's record says."""
+        raise NotImplementedError
 
-    def _batch_shape(self) -> dict[str, Any]:
-        config = self.config
-        return {"batch_size": config.batch_size, "seq_len": config.seq_len, "separator": self.corpus.separator}
+    def _report_validation(self) -> None:
+        """Say how `last_validation` stands."""
+        raise NotImplementedError
+
+    def _draw(self, records: list[dict[str, Any]], path: Path, title: str) -> None:
+        """Draw the run's metrics into a PNG."""
+        raise NotImplementedError
+
+    def _score(self) -> str:
+        """How the model stands at the end, in words."""
+        raise NotImplementedError
+
+    def _scores(self, loss: float) -> dict[str, float]:
+        """What a step's record says beside its loss in nats."""
+        return {}
+
+    def _shown(self, scores: dict[str, float]) -> str:
+        """What a step's line says beside its loss."""
+        raise NotImplementedError
+
+    def _write_beside(self) -> None:
+        """What else belongs into the run's folder."""
+
+    def _show_sample(self) -> None:
+        """Show at the end what the model makes, if it can be shown."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mamba_jax.atomic import replacing
 from train.errors import TrainingStopped, UsageError
-from train.figure import loss_axes, save_png
+from train.figure import loss_axes, save_losses
 
 # Share of the run over which the smoothed training curve averages.
 _SMOOTHING = 0.02
@@ -28,9 +28,8 @@ class Metrics:
 
     def __init__(self, path: Path, step: int) -> None:
         kept = [record for record in read_metrics(path) if record["step"] <= step] if path.exists() else []
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
         # Without a buffer: what could not be written is not tried again when the file is closed.
         self._path, self._file = path, path.open("ab", buffering=0)
 
@@ -95,7 +94,7 @@ def draw_loss(records: Sequence[dict[str, Any]], path: Path, title: str) -> None
         if bigram := validation[-1].get("bigram_bpb"):
             axes.axhline(bigram, color="#636363", linestyle="--", linewidth=1.2, label=f"bigram model, {bigram:.2f}")
         axes.plot(steps, bits, "o-", color="#d94801", linewidth=1.4, markersize=5, label=f"validation, {bits[-1]:.2f}")
-    save_png(axes, path)
+    save_losses(axes, path)
 
 
 def smoothed(values: Sequence[float]) -> list[float]:

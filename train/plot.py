@@ -12,8 +12,9 @@ from typing import Literal
 import tyro
 
 from train.errors import UsageError
-from train.figure import loss_axes, save_png
+from train.figure import loss_axes, save_losses
 from train.metrics import SCORES, read_metrics, score_of, smoothed
+from train.report import exit_code
 
 PROGRAM = "python -m train.plot"
 _LABELS = {"step": "step", "tokens": "tokens", "hours": "hours of training steps"}
@@ -42,21 +43,23 @@ class _Curve:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns its exit code: 0 done, 2 the user's mistake."""
-    from train.report import print_error
-
+    """Run the command; returns its exit code: 0 done, 1 it could not go on, 2 the user's mistake, 130 interrupted."""
     settings = tyro.cli(Settings, prog=PROGRAM, args=list(arguments))
-    try:
-        if not settings.runs:
-            raise UsageError("name one run or more")
-        names = _names(settings.runs)
-        curves = [_read(name, _metrics(run), settings.x) for name, run in zip(names, settings.runs)]
-        draw_runs(curves, Path(settings.out), _LABELS[settings.x])
-    except UsageError as error:
-        print_error("Cannot draw", str(error))
-        return 2
+    return exit_code(lambda: plot(settings), "Cannot draw", "Drawing stopped", "Interrupted.")
+
+
+def plot(settings: Settings) -> None:
+    """Read the runs and draw them.
+
+    Raises:
+        UsageError: one of them cannot be read, or they cannot be compared.
+    """
+    if not settings.runs:
+        raise UsageError("name one run or more")
+    names = _names(settings.runs)
+    curves = [_read(name, _metrics(run), settings.x) for name, run in zip(names, settings.runs)]
+    draw_runs(curves, Path(settings.out), _LABELS[settings.x])
     print(f"{settings.out}: {', '.join(names)}")
-    return 0
 
 
 def draw_runs(curves: Sequence[_Curve], path: Path, xlabel: str) -> None:
@@ -79,7 +82,7 @@ def draw_runs(curves: Sequence[_Curve], path: Path, xlabel: str) -> None:
             axes.plot(*zip(*curve.validation), "o", color=colour, markersize=4)
         axes.plot(x, smoothed(y), color=colour, linewidth=1.6, label=label)
     try:
-        save_png(axes, path)
+        save_losses(axes, path)
     except OSError as error:
         raise UsageError(f"--out {path}: {error.strerror or error}") from None
 

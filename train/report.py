@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
+
+from train.errors import TrainingStopped, UsageError
 
 
 class Report:
@@ -128,6 +130,32 @@ class ReportHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """One line, without the name of the library's module in front."""
         self._report.line(record.getMessage(), style="yellow")
+
+
+def exit_code(command: Callable[[], object], cannot: str, stopped: str, interrupted: str) -> int:
+    """Run a command and answer for it: 0 done, 1 it could not go on, 2 the user's mistake, 130 interrupted.
+
+    Args:
+        command: what is to be done.
+        cannot: the title above a mistake of the user's.
+        stopped: the title above what ended it otherwise.
+        interrupted: what to say of a Ctrl-C.
+    """
+    try:
+        command()
+    except UsageError as error:
+        print_error(cannot, str(error))
+        return 2
+    except TrainingStopped as error:
+        print_error(stopped, str(error))
+        return error.exit_code
+    except OSError as error:
+        print_error(stopped, f"{error.filename or 'a file'}: {error.strerror or error}")
+        return 1
+    except KeyboardInterrupt:
+        print_error(stopped, interrupted)
+        return 130
+    return 0
 
 
 def print_error(title: str, message: str) -> None:

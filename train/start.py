@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from flax import nnx
 from jax.sharding import Mesh
 
 from mamba_jax import MambaConfig, MambaLM
-from mamba_jax.checkpoints.configs import MODEL_FIELDS
+from mamba_jax.checkpoints.configs import COMPUTE_FIELDS, MODEL_FIELDS
 from mamba_jax.checkpoints.run_folder import read_run_config
 from train.config import TrainConfig
 from train.errors import UsageError
@@ -39,25 +39,16 @@ def starting_point(
     """
     if config.init_from is None:
         return config, model_config(config), None
+    computed: dict[str, Any] = {name: getattr(config, name) for name in COMPUTE_FIELDS}
     if step is not None:
         problems: list[str] = []
         model = read_run_config(step, problems)
         if model is None or problems:
             raise UsageError("\n".join([f"--resume: {step} cannot be used:", *problems]))
-        model = model.replace(
-            scan=config.scan, dtype=config.dtype, remat=config.remat, remat_policy=config.remat_policy
-        )  # fmt: skip
+        model = model.replace(**computed)
         return _with_sizes(config, model), model, None
     try:
-        lm = MambaLM.from_pretrained(
-            config.init_from,
-            scan=config.scan,
-            dtype=config.dtype,
-            remat=config.remat,
-            remat_policy=config.remat_policy,
-            mesh=mesh,
-            partition=partition(mesh),
-        )
+        lm = MambaLM.from_pretrained(config.init_from, mesh=mesh, partition=partition(mesh), **computed)
     except (ValueError, ImportError) as error:
         raise UsageError(f"--init-from: {error}") from None
     return _with_sizes(config, lm.config), lm.config, nnx.to_pure_dict(nnx.state(lm))

@@ -41,8 +41,8 @@ def model_config(config: TrainConfig) -> MambaConfig:
 
 def abstract_model(config: MambaConfig) -> tuple[nnx.GraphDef, Params]:
     """What `build_model` gives, with shapes and dtypes for parameters."""
-    model = nnx.eval_shape(lambda: MambaLM(config, rngs=nnx.Rngs(0)))
-    return nnx.graphdef(model), nnx.to_pure_dict(nnx.state(model))
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: MambaLM(config, rngs=nnx.Rngs(0))))
+    return graphdef, nnx.to_pure_dict(state)
 
 
 def build_model(config: MambaConfig, seed: int, mesh: Mesh | None = None) -> tuple[nnx.GraphDef, Params]:
@@ -58,7 +58,7 @@ def build_model(config: MambaConfig, seed: int, mesh: Mesh | None = None) -> tup
 
 def model_graph(config: MambaConfig) -> nnx.GraphDef:
     """What is static of a model."""
-    return nnx.graphdef(nnx.eval_shape(lambda: MambaLM(config, rngs=nnx.Rngs(0))))
+    return abstract_model(config)[0]
 
 
 def make_loss(graphdef: nnx.GraphDef) -> Callable[[Params, Batch], jax.Array]:

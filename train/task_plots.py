@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from train.figure import new_axes, save_png
 
 _TRAINING, _VALIDATION, _CHANCE = "#08519c", "#d94801", "#636363"
 
@@ -22,20 +22,21 @@ def draw_accuracy(records: Sequence[dict[str, Any]], path: Path, title: str, cha
     """
     training = [record for record in records if record.get("loss") is not None]
     validation = [record for record in records if record.get("val_accuracy") is not None]
-    with _figure(path, rows=2) as (upper, lower):
-        upper.axhline(chance, color=_CHANCE, linestyle="--", linewidth=1.2, label=f"by chance, {chance:.1%}")
-        if validation:
-            steps, shares = _columns(validation, "step", "val_accuracy")
-            label = f"held-out sequences, {shares[-1]:.2%}"
-            upper.plot(steps, shares, "o-", color=_VALIDATION, linewidth=1.4, markersize=4, label=label)
-        upper.set(ylabel="right answers", title=title, ylim=(0, 1.03))
-        upper.legend(frameon=False, loc="center right")
-        if training:
-            steps, losses = _columns(training, "step", "loss")
-            lower.plot(steps, losses, color=_TRAINING, linewidth=0.8)
-        # A loss of exactly zero, which float32 reaches on these tasks, has no place on the axis.
-        lower.set_yscale("log", nonpositive="mask")
-        lower.set(xlabel="step", ylabel="training loss, nats")
+    upper, lower = new_axes(rows=2)
+    upper.axhline(chance, color=_CHANCE, linestyle="--", linewidth=1.2, label=f"by chance, {chance:.1%}")
+    if validation:
+        steps, shares = _columns(validation, "step", "val_accuracy")
+        label = f"held-out sequences, {shares[-1]:.2%}"
+        upper.plot(steps, shares, "o-", color=_VALIDATION, linewidth=1.4, markersize=4, label=label)
+    upper.set(ylabel="right answers", title=title, ylim=(0, 1.03))
+    upper.legend(frameon=False, loc="center right")
+    if training:
+        steps, losses = _columns(training, "step", "loss")
+        lower.plot(steps, losses, color=_TRAINING, linewidth=0.8)
+    # A loss of exactly zero, which float32 reaches on these tasks, has no place on the axis.
+    lower.set_yscale("log", nonpositive="mask")
+    lower.set(xlabel="step", ylabel="training loss, nats")
+    save_png(upper, path)
 
 
 def draw_extrapolation(
@@ -50,35 +51,17 @@ def draw_extrapolation(
         trained: the lengths that the model was trained at.
         chance: the share that guessing has.
     """
-    with _figure(path, rows=1) as (axes,):
-        label = f"trained at {' to '.join(f'{length:,}' for length in sorted({min(trained), max(trained)}))}"
-        for length in {min(trained), max(trained)}:
-            axes.axvline(length, color=_TRAINING, linestyle=":", linewidth=1.4, label=label)
-            label = None
-        axes.axhline(chance, color=_CHANCE, linestyle="--", linewidth=1.2, label=f"by chance, {chance:.1%}")
-        axes.plot(list(shares), list(shares.values()), "o-", color=_VALIDATION, linewidth=1.6, markersize=5)
-        axes.set_xscale("log", base=2)
-        axes.set(xlabel="length of the sequence", ylabel="right answers", title=title, ylim=(0, 1.03))
-        axes.legend(frameon=False, loc="best")
-
-
-@contextlib.contextmanager
-def _figure(path: Path, rows: int) -> Iterator[list[Any]]:
-    """The axes of a new figure, one above the other; what was drawn replaces `path` at the end."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 2 + 2.5 * rows), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
-    for each in axes:
-        each.margins(x=0.02)
-        each.grid(alpha=0.25)
-        each.spines[["top", "right"]].set_visible(False)
-    yield list(axes)
-    temporary = path.with_suffix(".tmp")
-    figure.savefig(temporary, format="png")
-    os.replace(temporary, path)
+    (axes,) = new_axes()
+    label = f"trained at {' to '.join(f'{length:,}' for length in sorted({min(trained), max(trained)}))}"
+    for length in {min(trained), max(trained)}:
+        axes.axvline(length, color=_TRAINING, linestyle=":", linewidth=1.4, label=label)
+        label = None
+    axes.axhline(chance, color=_CHANCE, linestyle="--", linewidth=1.2, label=f"by chance, {chance:.1%}")
+    axes.plot(list(shares), list(shares.values()), "o-", color=_VALIDATION, linewidth=1.6, markersize=5)
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="length of the sequence", ylabel="right answers", title=title, ylim=(0, 1.03))
+    axes.legend(frameon=False, loc="best")
+    save_png(axes, path)
 
 
 def _columns(records: Sequence[dict[str, Any]], *names: str) -> list[list[float]]:

@@ -18,7 +18,7 @@ from train.tasks import SyntheticTask, make_task
 
 
 class TaskRun(Run):
-    """`Run` on a task's batches: `val_accuracy` stands in the place of bits per byte, and there is no sample."""
+    """`Run` on a task's batches, scored by `val_accuracy`."""
 
     corpus: SyntheticTask
     last_validation: dict[str, Any]
@@ -37,9 +37,6 @@ class TaskRun(Run):
         # The lines of the steps name the last validation's accuracy.
         self.last_validation = {}
 
-    def _scores(self, loss: float) -> dict[str, float]:
-        return {}
-
     def _shown(self, scores: dict[str, float]) -> str:
         return f"val_accuracy {self.last_validation['val_accuracy']:.2%}" if self.last_validation else "val_accuracy -"
 
@@ -47,14 +44,8 @@ class TaskRun(Run):
         scores = [self._evaluate(batch) for batch in self._validation_batches()]
         return {f"val_{name}": float(np.mean([score[name] for score in scores])) for name in ("accuracy", "loss")}
 
-    def _write_beside(self) -> None:
-        """There is no tokenizer."""
-
     def _report_validation(self) -> None:
         self.report.accuracy(self.last_validation, 1 / self.corpus.n_answers, self.validation_s)
-
-    def _show_sample(self) -> None:
-        """There is no text to show."""
 
     def _draw(self, records: list[dict[str, Any]], path: Path, title: str) -> None:
         draw_accuracy(records, path, title, 1 / self.corpus.n_answers)

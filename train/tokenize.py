@@ -55,21 +55,11 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit code: 0 done, 1 something failed, 2 the user's mistake, 130 interrupted."""
     import tyro
 
-    from train.report import print_error
+    from train.report import exit_code
 
     settings = tyro.cli(Settings, prog=PROGRAM, args=list(arguments))
-    try:
-        tokenize(settings)
-    except UsageError as error:
-        print_error("Cannot tokenise", str(error))
-        return 2
-    except OSError as error:
-        print_error("Tokenising stopped", f"{error.filename or settings.out}: {error.strerror or error}")
-        return 1
-    except KeyboardInterrupt:
-        print_error("Tokenising stopped", "Interrupted; nothing has been written.")
-        return 130
-    return 0
+    interrupted = "Interrupted; nothing has been written."
+    return exit_code(lambda: tokenize(settings), "Cannot tokenise", "Tokenising stopped", interrupted)
 
 
 def tokenize(settings: Settings) -> None:
@@ -79,6 +69,7 @@ def tokenize(settings: Settings) -> None:
         UsageError: a text or the tokenizer cannot be read; nothing has been written then.
         OSError: the file cannot be written; what was there before is as it was.
     """
+    from mamba_jax.atomic import replacing
     from mamba_jax.text import TOKENIZER, load_tokenizer
 
     out = Path(settings.out)
@@ -94,8 +85,7 @@ def tokenize(settings: Settings) -> None:
     separator = tokenizer.end_of_text() if settings.separator is None else settings.separator
     dtype = "uint16" if max(tokenizer.n_tokens - 1, separator or 0) < 2**16 else "uint32"
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(out.name + ".tmp")
-    try:
+    with replacing(out) as temporary:
         with temporary.open("wb") as file:
             n_tokens, n_bytes = _write(file, texts, tokenizer, separator, dtype)
             file.flush()
@@ -110,9 +100,6 @@ def tokenize(settings: Settings) -> None:
         }
         tokenizer.save(out.parent / TOKENIZER)
         record_path(out).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(out)
-    finally:
-        temporary.unlink(missing_ok=True)
     print(
         f"{out}: {n_tokens:,} {dtype} tokens of {n_bytes:,} bytes from {len(texts)} files, "
         f"{n_bytes / max(1, n_tokens):.2f} bytes a token\n"

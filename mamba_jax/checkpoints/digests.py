@@ -10,6 +10,8 @@ import hashlib
 import json
 from pathlib import Path
 
+from mamba_jax.atomic import replacing
+
 DIGESTS = "digests.json"
 
 
@@ -19,9 +21,8 @@ def write_digests(folder: Path) -> None:
     The files beside those folders are orbax's own, which it rewrites when it gives the checkpoint its name.
     """
     digests = {path.relative_to(folder).as_posix(): _digest(path) for path in _files(folder)}
-    temporary = folder / f"{DIGESTS}.tmp"
-    temporary.write_text(json.dumps(digests, indent=0), encoding="utf-8")
-    temporary.replace(folder / DIGESTS)
+    with replacing(folder / DIGESTS) as temporary:
+        temporary.write_text(json.dumps(digests, indent=0), encoding="utf-8")
 
 
 def find_damage(folder: Path) -> str | None:
