@@ -16,9 +16,9 @@ from mamba_jax.scan.inputs import ScanInputs
 from pallas_kernels.device import target_platform
 
 CPU_CHUNK = 16
-"""16 steps of 128 channels by 16 states are 128 KiB an array, in the second-level cache; 64 take 1.4 to 2 times that.
+"""16 steps compile in 0.7 of the time that 64 take, and run in 1.2 to 1.3 times theirs (jax 0.10.2), or as fast (0.12).
 
-Measured on 2 cores with AVX2 at (2, 1024, 1536, 16), 2026-12-01.
+Measured on 2 cores at (2, 1024, 1536, 16), forward and with gradients, 2026-12-02.
 """
 
 CHUNK = 64

@@ -41,7 +41,7 @@ def choose_blocks(d: int, g: int) -> Blocks:
     """On a CPU blocks of at most 128 channels, in turn; elsewhere the whole width at once.
 
     128 channels by 16 states in float32 are 8 KiB: they stay in the first-level cache, and a step fuses into one loop.
-    Measured on 2 cores with AVX2 at (2, 1024, 1536, 16), 2026-12-01: blocks of 64 and of 256 channels are slower.
+    Measured on 2 cores at (2, 1024, 1536, 16), 2026-12-02: with gradients, blocks of 64 and of 256 channels are slower.
     """
     r = d // g
     if target_platform() != "cpu":
