@@ -68,11 +68,19 @@ def constant_projections():
     return _features(b=2, l=1024, d=512, n=16, g=1, dtypes=("float32",) * 4, constant="BC", documents=False)
 
 
+def constant_B_mixture():
+    """All at once that takes registers beside a B that does not vary and its sums."""
+    return _mixture("B")
+
+
 def constant_C_mixture():
-    """All at once that takes registers beside a C that does not vary and its sums."""
-    return _features(
-        b=2, l=1000, d=1536, n=16, g=1, dtypes=("bfloat16", "float32", "float16", "bfloat16"), constant="C"
-    )
+    """The same with C."""
+    return _mixture("C")
+
+
+def _mixture(constant):
+    dtypes = ("bfloat16", "float32", "float16", "bfloat16")
+    return _features(b=2, l=1000, d=1536, n=16, g=1, dtypes=dtypes, constant=constant)
 
 
 def narrow_state():

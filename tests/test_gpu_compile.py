@@ -18,6 +18,7 @@ from pallas_kernels import gpu_report, machine_code
 
 TESTS = Path(__file__).parent
 FEATURES = ("documents_groups_mixture", "constant_projections", "narrow_state", "many_states")
+MIXTURES = ("constant_B_mixture", "constant_C_mixture")
 SHARED_BYTES = 227 * 1024  # of a block, at most, on Hopper and Blackwell
 
 
@@ -80,8 +81,8 @@ def test_mosaic_gradient(target, dtype):
     assert programs * (found["selective_scan_forward"].shared_bytes + 1024) <= 228 * 1024
     assert programs * 128 * found["selective_scan_forward"].registers <= 65536
     assert steps_loop(found["selective_scan_forward"]) <= (118 if dtype == "float32" else 122)
-    # All loops, the tiles' own instructions included: measured 553 and 567 on h200, fewer on b200.
-    assert sum(gpu_report.per_step(kernel)[0] for kernel in found.values()) <= 580
+    # All loops, the tiles' own instructions included: measured 549 and 560 on h200, fewer on b200.
+    assert sum(gpu_report.per_step(kernel)[0] for kernel in found.values()) <= 570
     assert report.temp_mib <= 1.5 * report.argument_mib
 
 
@@ -105,15 +106,15 @@ def test_mosaic_split_for_a_small_batch():
 
 
 @pytest.mark.parametrize("target", ["h200", pytest.param("b200", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("case", [*FEATURES, pytest.param("constant_C_mixture", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("case", [*FEATURES, *(pytest.param(case, marks=pytest.mark.slow) for case in MIXTURES)])
 def test_mosaic_compiles_every_feature(case, target):
     """What the interpreter takes, the compiler takes: they do not accept the same things."""
     found = [kernel for kernel in compiled(case, target).kernels if kernel.name.endswith("(Mosaic)")]
     assert {"selective_scan_forward (Mosaic)", "selective_scan_backward (Mosaic)"} <= {kernel.name for kernel in found}
     for kernel in found:
-        # With every feature at once the backward kernel stands at 255 registers: ptxas 13.0 spills nothing, 13.5 does.
-        # Beside a constant C and its sums it keeps the decays of four steps: 400 bytes spill, 11 instructions a step.
-        assert kernel.spill_bytes <= (420 if case == "constant_C_mixture" else 32)
+        # Beside a constant B and its sums, with all else that takes registers, some scalars of the loop over tiles
+        # spill, none in a loop over steps: 48 bytes on h200, 116 on b200, with ptxas 13.5.
+        assert kernel.spill_bytes <= (120 if case == "constant_B_mixture" else 0)
         assert kernel.shared_bytes <= SHARED_BYTES
 
 

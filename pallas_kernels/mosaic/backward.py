@@ -87,8 +87,8 @@ def backward(x: Operands, kept: jax.Array, dy: jax.Array, leaving: jax.Array, ti
         u,  dC = sum_channels h dy
 
     Registers, over the whole length: a g, A, and the sums dA (n each), dD, d delta_bias, those of a constant B and C;
-    within a subtile its states, and of its decays what fits. A varying B and C is summed over channels through shared
-    memory, see `channel_sums`.
+    within a subtile its states and decays. A varying B and C is summed over channels through shared memory, see
+    `channel_sums`.
     Shared memory: rings of u, delta, z, dy, B, C and kept states, filled ahead; du, ddelta and dz replace u, delta
     and z and leave from there; states before subtiles, derived rows, two (64, 128) tiles of g and h, and the sums
     over channels of a tile.
@@ -191,7 +191,7 @@ def _tile(m: Refs, plan: _Plan, fixed: Parameters, stream: Stream, k: jax.Array,
     def note(j, state):
         for r in range(plan.subtile):
             prepare(rows, plan.x, fixed, (j + 1) * plan.subtile + r)
-            state = _advance(m, rows, fixed, slot, j * plan.subtile + r, state)
+            _, state = _advance(m, rows, fixed, slot, j * plan.subtile + r, state)
         stages.write_state(m.states_s.at[j], state)
         return state
 
@@ -210,25 +210,37 @@ def _tile(m: Refs, plan: _Plan, fixed: Parameters, stream: Stream, k: jax.Array,
     return lax.fori_loop(0, plan.subtiles, subtile, carry)
 
 
-def _advance(m: Refs, rows: TileRows, fixed: Parameters, slot: jax.Array, t: jax.Array, state: State) -> State:
-    """Step t forward."""
+def _advance(
+    m: Refs, rows: TileRows, fixed: Parameters, slot: jax.Array, t: jax.Array, state: State
+) -> tuple[State, State]:
+    """Step t forward: its decays, and the state after it."""
     B, reset = stages.projection(fixed.B, m.B_s, slot, t, len(state)), stages.before_document(m, slot, t)
-    return stages.advanced(state, rows.Delta[t, :], rows.Delta_u[t, :], fixed.A, B, reset)
+    Delta, Delta_u = rows.Delta[t, :], rows.Delta_u[t, :]
+    decays = tuple(stages.decays(Delta, fixed.A, reset))
+    return decays, stages.advanced(state, decays, B, Delta_u)
 
 
 def _subtile(m: Refs, plan: _Plan, fixed: Parameters, rows: TileRows, slot: jax.Array, j: jax.Array, carry):
-    """Subtile j: forward with all states kept in registers, back over its steps, and its sums over channels."""
+    """Subtile j: forward with all states and decays kept in registers, back over its steps, and its sums over
+    channels.
+    """
     n, first = plan.x.sizes.n, j * plan.subtile
     start = m.states_s.at[jnp.where(j == 0, plan.entry(slot), j - 1)]
-    states = [stages.read_state(start, 0, n)]
+    states, decays = [stages.read_state(start, 0, n)], []
     for r in range(plan.subtile):
-        states.append(_advance(m, rows, fixed, slot, first + r, states[r]))
+        step_decays, state = _advance(m, rows, fixed, slot, first + r, states[r])
+        decays.append(step_decays)
+        states.append(state)
         if m.h_s is not None:
-            for k, h in enumerate(states[-1]):
+            for k, h in enumerate(state):
                 channel_sums.put(m.h_s, r, k, h)
-    states[0] = stages.read_state(start, 0, n)  # read again rather than kept: that leaves registers for decays
+    # No load moves across this barrier, which needs some value and costs the hardware nothing: the registers belong to
+    # states and decays, and the compiler would keep B in them too, and then spill.
+    *others, last = states[-1]
+    states[-1] = (*others, lax.optimization_barrier(last))
+    states[0] = stages.read_state(start, 0, n)
     for r in reversed(range(plan.subtile)):
-        carry = _back(m, fixed, rows, slot, first + r, r, states[r], states[r + 1], carry)
+        carry = _back(m, fixed, rows, slot, first + r, r, states[r], states[r + 1], decays[r], carry)
     plgpu.commit_smem()  # every thread's rows of g and h are written
     if m.g_s is not None:
         channel_sums.weighted_sum(m.g_s, rows.Delta_u, first, m.dB_s, j, n)
@@ -238,14 +250,13 @@ def _subtile(m: Refs, plan: _Plan, fixed: Parameters, rows: TileRows, slot: jax.
     return carry
 
 
-def _back(m: Refs, fixed: Parameters, rows: TileRows, slot, t, r: int, before: State, h: State, carry):
+def _back(m: Refs, fixed: Parameters, rows: TileRows, slot, t, r: int, before: State, h: State, decays: State, carry):
     """One step back: replaces its row of the inputs by their gradients; carries a_t g_t and the sums."""
     ag, sums = carry
     n = len(h)
     B, C = stages.projection(fixed.B, m.B_s, slot, t, n), stages.projection(fixed.C, m.C_s, slot, t, n)
     Delta, Delta_u, dy, u = rows.Delta[t, :], rows.Delta_u[t, :], rows.dy[t, :], stages.row(rows.u, t)
     y, wA, gB = stages.Dot(fixed.D * u), stages.Dot(), stages.Dot()
-    reset = stages.before_document(m, slot, t)
     ag, dA, dB, dC = list(ag), list(sums.A), list(sums.B), list(sums.C)
     for k in range(n):  # state by state: all of one stage first would keep more values alive, and cost registers
         if m.z is not None:
@@ -257,7 +268,7 @@ def _back(m: Refs, fixed: Parameters, rows: TileRows, slot, t, r: int, before: S
             channel_sums.put(m.g_s, r, k, g)
         if m.h_s is None:
             dC[k] += h[k] * dy
-        ag[k] = stages.decay(Delta, fixed.A[k], reset) * g
+        ag[k] = decays[k] * g
         w = ag[k] * before[k]
         dA[k] += Delta * w
         wA.add(w, fixed.A[k])

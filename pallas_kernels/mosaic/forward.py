@@ -113,7 +113,8 @@ def _tile(
         B, C = stages.projection(fixed.B, m.B_s, slot, t, n), stages.projection(fixed.C, m.C_s, slot, t, n)
         u = stages.row(m.u_s.at[slot], t)
         Delta = stages.step_size(stages.row(m.delta_s.at[slot], t), x, fixed)
-        state = stages.advanced(state, Delta, Delta * u, fixed.A, B, stages.before_document(m, slot, t))
+        decays = stages.decays(Delta, fixed.A, stages.before_document(m, slot, t))
+        state = stages.advanced(state, decays, B, Delta * u)
         y = stages.dot(C, state, fixed.D * u)
         if m.z is not None:
             y = y * arithmetic.silu(stages.row(m.z_s.at[slot], t))

@@ -123,19 +123,18 @@ def _body(m: Refs, x: Operands, tiling: MosaicTiling, pieces: Pieces, sequences,
             state, total = carry
             t = steps - 1 - i if backwards else i
             Delta = stages.step_size(stages.row(m.delta_s.at[slot], t), x, fixed)
-            reset = stages.before_document(m, slot, t)
+            decays = stages.decays(Delta, fixed.A, stages.before_document(m, slot, t))
             if backwards:
                 dy = stages.row(m.dy_s.at[slot], t)
                 if m.z is not None:
                     z = stages.row(m.z_s.at[slot], t)
                     dy = dy * (z * arithmetic.sigmoid_by_log(z))
                 C = stages.projection(fixed.C, m.C_s, slot, t, n)
-                decays = (stages.decay(Delta, A, reset) for A in fixed.A)
                 state = tuple(a * (h + C[k] * dy) for k, (a, h) in enumerate(zip(decays, state, strict=True)))
                 return state, total + Delta
             B = stages.projection(fixed.B, m.B_s, slot, t, n)
             Delta_u = Delta * stages.row(m.u_s.at[slot], t)
-            return stages.advanced(state, Delta, Delta_u, fixed.A, B, reset), total + Delta
+            return stages.advanced(state, decays, B, Delta_u), total + Delta
 
         carry = stages.for_steps(steps, stages.unroll(x.sizes.l), step, carry)
         plgpu.commit_smem()  # everybody is done with the slot

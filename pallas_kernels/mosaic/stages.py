@@ -5,6 +5,7 @@ rows.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -73,14 +74,14 @@ def before_document(m: Refs, slot: jax.Array, t: jax.Array) -> jax.Array | None:
     return None if m.reset is None else m.reset_s[slot, t]
 
 
-def decay(Delta: jax.Array, A: jax.Array, before_document: jax.Array | None) -> jax.Array:
-    """exp(Delta A) for one state, or 0 if a document begins; the addition is part of the multiplication, and free."""
-    return jnp.exp2(Delta * A if before_document is None else Delta * A + before_document)
+def decays(Delta: jax.Array, A: State, before_document: jax.Array | None) -> Iterator[jax.Array]:
+    """exp(Delta A) state by state, or 0 if a document begins; the addition is part of the multiplication, and free."""
+    return (jnp.exp2(Delta * a if before_document is None else Delta * a + before_document) for a in A)
 
 
-def advanced(state: State, Delta: jax.Array, Delta_u: jax.Array, A: State, B, before_document) -> State:
+def advanced(state: State, decays: Iterable[jax.Array], B, Delta_u: jax.Array) -> State:
     """h_t = exp(Delta A) h_{t-1} + B Delta u."""
-    return tuple(decay(Delta, A[k], before_document) * h + B[k] * Delta_u for k, h in enumerate(state))
+    return tuple(a * h + b * Delta_u for a, h, b in zip(decays, state, B, strict=True))
 
 
 def unroll(l: int) -> int:
