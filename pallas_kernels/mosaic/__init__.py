@@ -24,7 +24,7 @@ those steps beside them: an optimisation barrier between the ways forward and ba
 constant C with documents, a ragged length and mixed dtypes spills 400 bytes and takes 408 instructions; with it none,
 and 401. Only a constant B beside a varying C in that mixture still spills, 48 bytes on an H200 and 116 on a B200:
 scalars of the loop over tiles, none in a loop over steps. Tried against those and not kept: decays recomputed for one
-to four of the steps (8 to 28 instructions a step more, 40 to 124 bytes), a state read back from shared memory (76 and
+to four of the steps (11 to 29 instructions a step more, 40 to 156 bytes), a state read back from shared memory (76 and
 116 bytes), D in shared memory (0 and 136 bytes).
 
 The special-function unit bounds the forward kernel: 16 exponentials of the state, one for softplus, two operations for
