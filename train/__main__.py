@@ -21,11 +21,13 @@ def main(arguments: Sequence[str]) -> int:
     def command() -> None:
         config = parse(arguments)
         # JAX is loaded only now: a wrong flag is answered at once.
+        from mamba_jax.memory import keep_freed_memory
         from train.dry_run import dry_run
         from train.launch import train
         from train.task_run import TaskRun
         from train.text_run import TextRun
 
+        keep_freed_memory()
         if config.dry_run:
             dry_run(config, report)
         else:

@@ -24,6 +24,7 @@ from flax import nnx
 
 from mamba_jax import MambaLM
 from mamba_jax.atomic import replacing
+from mamba_jax.memory import keep_freed_memory
 from mamba_jax.state import MambaState
 from train.config import TrainConfig, read_toml
 from train.errors import UsageError
@@ -177,4 +178,5 @@ def _write_json(path: Path, shares: dict[int, float]) -> None:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     sys.exit(main(sys.argv[1:]))

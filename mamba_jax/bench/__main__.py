@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> int:
     screen = Screen()
     try:
         settings = parse(arguments)
-        _set_up()
+        _set_up(settings.keep_memory)
         from mamba_jax.bench.run import run
 
         return run(settings, screen)
@@ -28,8 +28,12 @@ def main(arguments: Sequence[str]) -> int:
         return 2
 
 
-def _set_up() -> None:
+def _set_up(keep_memory: bool) -> None:
     """What must be set before JAX and PyTorch start: a device a core, and no caches, as compile time is measured."""
+    if keep_memory:
+        from mamba_jax.memory import keep_freed_memory
+
+        keep_freed_memory()
     os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
     import jax
 
