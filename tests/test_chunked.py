@@ -52,13 +52,14 @@ def test_blocks_on_a_cpu(d, g, groups, channels):
     assert (blocks.groups, blocks.channels, blocks.in_turn) == (groups, channels, True)
 
 
+@pytest.mark.parametrize("b", [1, 2])
 @pytest.mark.parametrize("scan", ["sequential", "associative"])
-def test_sequences_are_copied_into_blocks_once(scan):
-    """Odd layouts of axes of one made XLA copy everything twice more: u and delta go in, y comes out, and no more."""
-    b, l, d, n = 2, 128, 256, 4
+def test_sequences_are_copied_into_blocks_once(scan, b):
+    """u and delta go in, zeros for y are made, y comes out; odd layouts made XLA copy u and delta twice, or y too."""
+    l, d, n = 128, 256, 4
     shapes = [(b, l, d), (b, l, d), (d, n), (b, l, n), (b, l, n)]
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     program = jax.jit(lambda *a: selective_scan(*a, scan=scan)).lower(*arguments).compile().as_text()
-    copied = re.findall(r"= f32\[([\d,]+)\]\S* copy\(", program)
-    sequences = [shape for shape in copied if math.prod(map(int, shape.split(","))) == b * l * d]
-    assert len(sequences) <= 3, sequences
+    made = re.findall(r"= f32\[([\d,]+)\]\S* (?:fusion|copy|transpose)\(", program[program.index("ENTRY") :])
+    sequences = [shape for shape in made if math.prod(map(int, shape.split(","))) == b * l * d]
+    assert len(sequences) <= 4, sequences

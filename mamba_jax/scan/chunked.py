@@ -91,7 +91,8 @@ def _scan_chunks(x: ScanInputs, advance: Advance, *, chunk: int) -> tuple[jax.Ar
         at = axes.split().index("d")
         v = v.reshape(*v.shape[:at], g, d // g, *v.shape[at + 1 :])
         v = _pad(_pad(v, at, rows * blocks.groups), at + 1, columns * blocks.channels)
-        return rearrange(v, axes.replace("d", "ik jc"), blocked)
+        v = rearrange(v, axes.replace("d", "ik jc"), blocked)
+        return _copied_once(v) if blocks.in_turn else v
 
     def join(v: jax.Array, blocked: str, axes: str) -> jax.Array:
         """`cut` undone."""
@@ -132,6 +133,17 @@ def _rearrange(v: jax.Array, before: str, after: str, *, size: Mapping[str, int]
     v = v.transpose([old.index(name) for name in new if name in old])
     v = lax.broadcast_in_dim(v, [size[name] for name in new], [new.index(name) for name in new if name in old])
     return v.reshape([math.prod(size[name] for name in axis) for axis in after.split()])
+
+
+def _copied_once(v: jax.Array) -> jax.Array:
+    """v, with nothing left to be done to its order in memory.
+
+    XLA for CPUs copies a sequence of one row twice: as it is, and again to put its axes in order for the loop. Where
+    the first two axes are made one for a moment, the first copy must put them in order.
+    """
+    if v.ndim < 3:
+        return v
+    return lax.optimization_barrier(v.reshape(-1, *v.shape[2:])).reshape(v.shape)
 
 
 def times(m: jax.Array, v: jax.Array, n: int) -> jax.Array:
