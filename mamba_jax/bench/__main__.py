@@ -29,7 +29,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _set_up(keep_memory: bool) -> None:
-    """What must be set before JAX and PyTorch start: a device a core, and no caches, as compile time is measured."""
+    """What must be set before JAX and PyTorch start: a device a core, no caches, as compile time is measured, and what
+    becomes of freed memory.
+    """
     if keep_memory:
         from mamba_jax.memory import keep_freed_memory
 

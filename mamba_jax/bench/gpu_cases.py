@@ -154,9 +154,9 @@ def only(kernel: str) -> Iterator[None]:
 # Data sheet of the H200: GB/s, GHz; elsewhere no floor is given. 4 schedulers a multiprocessor, each issues one
 # instruction of a warp a cycle, and the exponential unit takes a warp in 8 cycles.
 _RATES = {90: (4800.0, 1.98)}
-# Instructions and exponentials a step and channel, n = 16, from machine code for an H200 (gradient: both passes).
-_ISSUED = {"forward": 118, "gradient": 118 + 409}
-_EXPONENTIALS = {"forward": 20, "gradient": 20 + 38}
+# Instructions and special operations a step and channel, float32, n = 16, from the table of `pallas_kernels.mosaic`.
+_ISSUED = {"forward": 130, "gradient": 130 + 419}
+_EXPONENTIALS = {"forward": 19, "gradient": 19 + 33}
 
 
 def floor_ms(case: Case, which: str) -> dict[str, float] | None:

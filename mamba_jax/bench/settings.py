@@ -50,7 +50,7 @@ class Settings:
     seed: int = 0
     """Of the inputs."""
     keep_memory: bool = False
-    """Have the process keep the memory that is freed: what is left of the times is without the system's paging."""
+    """Keep freed memory in the process (glibc only): times are then without the system's paging."""
     json: str | None = None
     """Write machine, versions, limits and rows to this file."""
     plots: str | None = None

@@ -194,8 +194,8 @@ def _memory_mib() -> float:
 
 def _timed(ready: list[tuple[Row, Call, float]], budget: Budget) -> list[Row]:
     """The rows with their times: in rounds each takes its turn, until it has its repeats or has used up its budget."""
-    # One that takes most of its budget was timed while it was checked: it is not called again.
-    times_s = [[checked_s] if checked_s > budget.seconds / 2 else [] for _, _, checked_s in ready]
+    # One that took more than its budget was timed while it was checked, its first call: it is not called again.
+    times_s = [[checked_s] if checked_s > budget.seconds else [] for _, _, checked_s in ready]
     for _ in range(budget.repeats):
         for i, (_, call, checked_s) in enumerate(ready):
             spent = sum(times_s[i])

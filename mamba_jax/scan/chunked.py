@@ -139,7 +139,7 @@ def _copied_once(v: jax.Array) -> jax.Array:
     """v, with nothing left to be done to its order in memory.
 
     XLA for CPUs copies a sequence of one row twice: as it is, and again to put its axes in order for the loop. Where
-    the first two axes are made one for a moment, the first copy must put them in order.
+    the first two axes are made one for a moment, the first copy must put them in order. Jax 0.10.2 to 0.12.0.1.
     """
     if v.ndim < 3:
         return v

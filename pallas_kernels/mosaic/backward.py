@@ -221,9 +221,7 @@ def _advance(
 
 
 def _subtile(m: Refs, plan: _Plan, fixed: Parameters, rows: TileRows, slot: jax.Array, j: jax.Array, carry):
-    """Subtile j: forward with all states and decays kept in registers, back over its steps, and its sums over
-    channels.
-    """
+    """Subtile j: forward, states and decays kept in registers; back over its steps; its sums over channels."""
     n, first = plan.x.sizes.n, j * plan.subtile
     start = m.states_s.at[jnp.where(j == 0, plan.entry(slot), j - 1)]
     states, decays = [stages.read_state(start, 0, n)], []
