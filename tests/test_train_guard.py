@@ -1,5 +1,7 @@
 """train.guard: a bad step changes nothing but a count, and what is one follows from the state alone."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,7 +36,9 @@ def assert_same(one, other):
 def test_good_steps_are_the_optimizers_own():
     adam = optax.adam(0.1)
     params, state = take(guarded(adam, 2.0), [3.0, 2.0, 1.0])
-    assert_same((params, state.inner), take(optax.with_extra_args_support(adam), [3.0, 2.0, 1.0]))
+    # Two programs: how multiplications and additions are fused is up to the compiler.
+    wanted = take(optax.with_extra_args_support(adam), [3.0, 2.0, 1.0])
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), (params, state.inner), wanted)
     assert (int(state.taken), int(state.skipped)) == (3, 0)
 
 
