@@ -1,3 +1,5 @@
+"""mamba_jax.memory: what is freed is used again, seen by the pages that the system has to fill."""
+
 import platform
 import resource
 import subprocess

@@ -22,11 +22,10 @@ Machine code at n = 16 with softplus, skip and gate, jax 0.12.0.1 and ptxas 13, 
 Below 200 it cannot come in this form. Of the 314, 184 are 11.5 for each of 16 states: the decay's product and its
 exponential, the gradient and what it hands on, w, dA, three sums over states, the products for dB and dC, half a load
 of the noted state. The sums over channels take 63: 31 exchanges, with two selections and an addition each, for two
-channels (126 with one a thread). 16 are loads of B and C, which Triton makes entry by entry (32 with one channel); in
-fours they would be 4, but Pallas cannot take a vector apart. The other 51 belong to a channel or to the loop: row,
-gate, rate, stores, addresses. So 247 are arithmetic that no order of it saves, and without any sum over channels all
-would still be above 200. An L40 has one channel a thread at (8, 2048, 2048, 16): 256 programs would leave most of its
-568 schedulers idle.
+channels (126 with one a thread). 16 are loads of B and C, which Triton makes entry by entry (32 with one channel); to
+load several at once has not been tried. The other 51 belong to a channel or to the loop: row, gate, rate, stores,
+addresses. Without any sum over channels all would still be above 200. An L40 has one channel a thread at
+(8, 2048, 2048, 16): 256 programs would leave most of its 568 schedulers idle.
 
 Tried and not kept: tiles of (channels, n) with the states spread over four lanes (527: sums over states and channels
 take exchanges, and rows of channels pass through shared memory); recomputing states two steps at a time in place of
