@@ -130,8 +130,8 @@ _SHARED_BYTES = 230_400  # of a program, at most: 227 KB on Hopper and Blackwell
 _WARPS = 4  # of a program
 _ENOUGH_WARPS = 8  # on a multiprocessor: two for each scheduler, so that one can wait while the other works
 # What a step costs when the length is split, beside 1 without: a summary's kernel reads the inputs first. From the
-# instructions of a step at n = 16 in machine code for an H200: forward 118, backward 419 with its loop over tiles, their
-# summaries 86 and 96.
+# instructions of a step at n = 16 in machine code for an H200: forward 118, backward 419 with its loop over
+# tiles, their summaries 86 and 96.
 _SPLIT_FORWARD, _SPLIT_BACKWARD = 1.73, 1.23
 _LONE = 1.33  # A single forward program leaves a multiprocessor waiting for some of its time; estimated, not measured.
 _FEWEST_TILES = 4  # of a piece

@@ -22,10 +22,10 @@ the kernel if it ran without a stall, the largest of which is the prediction, an
 The backward kernel keeps the states and the decays of four steps, 128 registers, and the compiler would keep the B of
 those steps beside them: an optimisation barrier between the ways forward and back makes it read B again. Without it a
 constant C with documents, a ragged length and mixed dtypes spills 400 bytes and takes 408 instructions; with it none,
-and 401. Only a constant B beside a varying C in that mixture still spills: 48 bytes on an H200, scalars of the loop over
-tiles, none in a loop over steps; 116 on a B200. Tried against those and not kept: decays recomputed for one
-to four of the steps (11 to 29 instructions a step more, 40 to 156 bytes), a state read back from shared memory (76 and
-116 bytes), D in shared memory (0 and 136 bytes).
+and 401. Only a constant B beside a varying C in that mixture still spills: 48 bytes on an H200, scalars of the loop
+over tiles, none in a loop over steps; 116 on a B200. Tried against those and not kept: decays recomputed for one to
+four of the steps (11 to 29 instructions a step more, 40 to 156 bytes), a state read back from shared memory (76 and 116
+bytes), D in shared memory (0 and 136 bytes).
 
 The special-function unit bounds the forward kernel: 16 exponentials of the state, one for softplus, two operations for
 the gate. The issue of instructions bounds the backward kernel. A length that is split costs 86 instructions a step more
