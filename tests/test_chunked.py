@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from mamba_jax import selective_scan
-from mamba_jax.scan.chunked import _rearrange, choose_blocks, times
+from mamba_jax.scan import associative, sequential
+from mamba_jax.scan.chunked import _rearrange, choose_blocks
 
 SIZE = {"b": 2, "i": 1, "j": 3, "q": 2, "t": 4, "k": 1, "c": 5, "n": 1, "z": 0}
 
@@ -35,14 +36,6 @@ def test_rearrange_repeats_along_new_axes():
     np.testing.assert_array_equal(got, np.repeat(v.reshape(2, 2, 4), 3, axis=0))
 
 
-def test_times_serves_neighbours_from_one_group():
-    m = jnp.arange(6).reshape(1, 6)  # one step of two states and three groups
-    np.testing.assert_array_equal(times(m, jnp.ones((1, 1, 6), int), 2), [[[0, 0, 1, 1, 2, 2], [3, 3, 4, 4, 5, 5]]])
-    v = jnp.arange(12).reshape(1, 2, 6)
-    np.testing.assert_array_equal(times(m, v, 2), [[[0, 0, 2, 3, 8, 10], [18, 21, 32, 36, 50, 55]]])
-    np.testing.assert_array_equal(times(v, v, 2), v**2)
-
-
 @pytest.mark.parametrize(
     ("d", "g", "groups", "channels"),
     [(1536, 1, 1, 128), (100, 1, 1, 100), (130, 1, 1, 72), (64, 8, 8, 8), (512, 16, 4, 32), (4, 4, 4, 1)],
@@ -54,12 +47,30 @@ def test_blocks_on_a_cpu(d, g, groups, channels):
 
 @pytest.mark.parametrize("b", [1, 2])
 @pytest.mark.parametrize("scan", ["sequential", "associative"])
-def test_sequences_are_copied_into_blocks_once(scan, b):
-    """u and delta go in, zeros for y are made, y comes out; odd layouts made XLA copy u and delta twice, or y too."""
-    l, d, n = 128, 256, 4
+def test_no_sequence_is_copied(scan, b):
+    """Chunks are cut from the inputs and results written where they belong: what is made beside y is small."""
+    l, d, n = 4096, 256, 4
     shapes = [(b, l, d), (b, l, d), (d, n), (b, l, n), (b, l, n)]
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    program = jax.jit(lambda *a: selective_scan(*a, scan=scan)).lower(*arguments).compile().as_text()
+    compiled = jax.jit(lambda *a: selective_scan(*a, scan=scan)).lower(*arguments).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < b * l * d  # a quarter of u
+    program = compiled.as_text()
     made = re.findall(r"= f32\[([\d,]+)\]\S* (?:fusion|copy|transpose)\(", program[program.index("ENTRY") :])
     sequences = [shape for shape in made if math.prod(map(int, shape.split(","))) == b * l * d]
-    assert len(sequences) <= 4, sequences
+    assert len(sequences) <= 1, sequences  # the zeros that y is written over
+
+
+@pytest.mark.parametrize("scan", ["sequential", "associative"])
+def test_a_gradient_keeps_one_state_a_chunk(scan):
+    """Temporaries of the gradient grow with the length by the kept states alone: n / chunk of u's size each."""
+    d, n = 256, 4
+
+    def temporaries(l: int) -> int:
+        shapes = [(2, l, d), (2, l, d), (d, n), (2, l, n), (2, l, n)]
+        arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+        gradient = jax.grad(lambda *a: selective_scan(*a, scan=scan).sum(), argnums=range(5))
+        return jax.jit(gradient).lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+
+    more = temporaries(4096) - temporaries(2048)
+    kept = 2 * 2048 * d * n * 4 // {"sequential": sequential.CHUNK, "associative": associative.CPU_CHUNK}[scan]
+    assert more < 2.5 * kept, more / kept

@@ -22,12 +22,14 @@ def main(arguments: Sequence[str]) -> int:
         config = parse(arguments)
         # JAX is loaded only now: a wrong flag is answered at once.
         from mamba_jax.memory import keep_freed_memory
+        from mamba_jax.vectors import use_widest_vectors
         from train.dry_run import dry_run
         from train.launch import train
         from train.task_run import TaskRun
         from train.text_run import TextRun
 
         keep_freed_memory()
+        use_widest_vectors()
         if config.dry_run:
             dry_run(config, report)
         else:

@@ -26,6 +26,7 @@ from mamba_jax import MambaLM
 from mamba_jax.atomic import replacing
 from mamba_jax.memory import keep_freed_memory
 from mamba_jax.state import MambaState
+from mamba_jax.vectors import use_widest_vectors
 from train.config import TrainConfig, read_toml
 from train.errors import UsageError
 from train.report import Report, duration, exit_code
@@ -179,4 +180,5 @@ def _write_json(path: Path, shares: dict[int, float]) -> None:
 
 if __name__ == "__main__":
     keep_freed_memory()
+    use_widest_vectors()
     sys.exit(main(sys.argv[1:]))

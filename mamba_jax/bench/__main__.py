@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> int:
     screen = Screen()
     try:
         settings = parse(arguments)
-        _set_up(settings.keep_memory)
+        _set_up(settings.keep_memory, settings.widest_vectors)
         from mamba_jax.bench.run import run
 
         return run(settings, screen)
@@ -28,14 +28,18 @@ def main(arguments: Sequence[str]) -> int:
         return 2
 
 
-def _set_up(keep_memory: bool) -> None:
-    """What must be set before JAX and PyTorch start: a device a core, no caches, as compile time is measured, and what
-    becomes of freed memory.
+def _set_up(keep_memory: bool, widest_vectors: bool) -> None:
+    """What must be set before JAX and PyTorch start: a device a core, no caches, as compile time is measured, what
+    becomes of freed memory, and how wide vectors are.
     """
     if keep_memory:
         from mamba_jax.memory import keep_freed_memory
 
         keep_freed_memory()
+    if widest_vectors:
+        from mamba_jax.vectors import use_widest_vectors
+
+        use_widest_vectors()
     os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
     import jax
 

@@ -51,6 +51,8 @@ class Settings:
     """Of the inputs."""
     keep_memory: bool = False
     """Keep freed memory in the process (glibc only): times are then without the system's paging."""
+    widest_vectors: bool = True
+    """Vectors of 512 bits for XLA where the CPU has them, as PyTorch takes; otherwise 256, which is XLA's own choice."""
     json: str | None = None
     """Write machine, versions, limits and rows to this file."""
     plots: str | None = None

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mamba_jax.scan.chunked import chunked_scan, times
+from mamba_jax.scan.chunked import chunked_scan
 from mamba_jax.scan.inputs import ScanInputs
 from pallas_kernels.device import target_platform
 
@@ -32,16 +32,16 @@ def scan(inputs: ScanInputs) -> tuple[jax.Array, jax.Array]:
 
 def advance(h, Delta, drive, A, B, C, reset) -> tuple[jax.Array, jax.Array]:
     """One chunk of one block, as `chunked.Advance` says."""
-    n, together = h.shape[0], lax.optimization_barrier
-    a = jnp.exp(Delta[:, None] * A)
+    together = lax.optimization_barrier
+    a = jnp.exp(Delta * A)
     if reset is not None:
-        a = jnp.where(reset[:, None, None], 0, a)
+        a = jnp.where(reset.reshape(-1, *(1 for _ in A.shape)), 0, a)
     # XLA would fuse what is made here into each slice that the scan takes of it, and what the scan makes into the sum
     # over states: the same exponentials and products several times over. With jax 0.12 that took 3 times as long.
-    a, x = together((a, times(B, drive[:, None], n)))
+    a, x = together((a, B * drive))
     a, x = together(lax.associative_scan(combine, (a, x)))
     h = together(a * h + x)
-    y = jnp.sum(times(C, h, n), axis=1)
+    y = jnp.sum(C * h, axis=1)
     return 2 * y.real if jnp.iscomplexobj(y) else y, h[-1]
 
 

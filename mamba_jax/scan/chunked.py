@@ -23,8 +23,9 @@ Advance = Callable[..., tuple[jax.Array, jax.Array]]
 
     h_t = exp(Delta_t A) * h_{t-1} + B_t drive_t,   y_t = sum_n C_t[n] h_t[n]
 
-h, A (n, c); Delta, drive = Delta * u, and y (t, c); B, C (t, n k) or, if constant, (1, n, c), both for
-`times`; reset (t,) or None.
+h, A (n, ...), where ... are the channels of a block, (c,) or (groups, c); Delta, drive = Delta * u (t, 1, ...);
+y (t, ...); B, C (t, n, 1) or (t, n, groups, 1), but (1, n, ...) if constant; reset (t,) or None.
+All as the recurrence takes it, so that what it keeps for the backward pass are its inputs and not reshaped copies.
 """
 
 
@@ -77,13 +78,18 @@ def _between(x: ScanInputs, start: int, stop: int) -> ScanInputs:
 
 
 def _scan_chunks(x: ScanInputs, advance: Advance, *, chunk: int) -> tuple[jax.Array, jax.Array]:
-    """`chunked_scan` for a length that is a multiple of `chunk`: blocks in turn or at once, in each its chunks."""
+    """`chunked_scan` for a length that is a multiple of `chunk`: the blocks of a chunk in turn, or at once.
+
+    A chunk is cut into blocks when its turn comes: to cut the whole sequence beforehand would take as much memory again
+    as the inputs, and a third of the time of a forward pass.
+    """
     (b, l, d), g = x.u.shape, x.groups
     blocks = choose_blocks(d, g)
     rows, columns = -(-g // blocks.groups), -(-(d // g) // blocks.channels)  # blocks of groups, blocks within a group
-    # Batch row b and block (i, j) of it; chunk q and step t of it; group k, channel c and state n of a block.
-    size = {"b": b, "i": rows, "j": columns, "q": l // chunk, "t": chunk}
-    size |= {"k": blocks.groups, "c": blocks.channels, "n": x.A.shape[1]}
+    # Batch row b; step t of a chunk; block (i, j) of the channels; group k, channel c and state n of a block.
+    size = {"b": b, "t": chunk, "i": rows, "j": columns, "k": blocks.groups, "c": blocks.channels, "n": x.A.shape[1]}
+    size["1"] = 1
+    channels, one_of_a_group = ("c", "1") if blocks.groups == 1 else ("k c", "k 1")
     rearrange = functools.partial(_rearrange, size=size)
 
     def cut(v: jax.Array, axes: str, blocked: str) -> jax.Array:
@@ -91,35 +97,69 @@ def _scan_chunks(x: ScanInputs, advance: Advance, *, chunk: int) -> tuple[jax.Ar
         at = axes.split().index("d")
         v = v.reshape(*v.shape[:at], g, d // g, *v.shape[at + 1 :])
         v = _pad(_pad(v, at, rows * blocks.groups), at + 1, columns * blocks.channels)
-        v = rearrange(v, axes.replace("d", "ik jc"), blocked)
-        return _copied_once(v) if blocks.in_turn else v
+        return rearrange(v, axes.replace("d", "ik jc"), f"{blocked} {channels}")
 
     def join(v: jax.Array, blocked: str, axes: str) -> jax.Array:
         """`cut` undone."""
         at = axes.split().index("d")
-        v = rearrange(v, blocked, axes.replace("d", "ik jc"))
+        v = rearrange(v, f"{blocked} {channels}", axes.replace("d", "ik jc"))
         v = lax.slice_in_dim(lax.slice_in_dim(v, 0, g, axis=at), 0, d // g, axis=at + 1)
         return v.reshape(*v.shape[:at], d, *v.shape[at + 2 :])
 
-    constants = {"A": cut(x.A, "d n", "bij n kc")}
-    constants |= {"D": cut(x.D, "d", "bij kc"), "delta_bias": cut(x.delta_bias, "d", "bij kc")}
-    varying = jax.tree.map(lambda v: cut(v, "b qt d", "bij q t kc"), {"u": x.u, "delta": x.delta, "z": x.z})
-    varying["reset"] = None if x.reset is None else rearrange(x.reset, "b qt", "bij q t")
+    varying = {"u": x.u, "delta": x.delta, "z": x.z, "reset": x.reset}
+    constants = {"A": cut(x.A, "d n", "i j n"), "D": cut(x.D, "d", "i j"), "delta_bias": cut(x.delta_bias, "d", "i j")}
     for name, m in (("B", x.B), ("C", x.C)):
         if x.is_constant(m):
-            constants[name] = cut(m[0, 0], "d n", "bij n kc")[:, None]
-        else:  # repeated for each block of a group: an n-th of 128 of u's size
-            varying[name] = rearrange(_pad(m, 2, rows * blocks.groups), "b qt ik n", "bij q t nk")
-    h = cut(x.initial_state, "b d n", "bij n kc")
+            constants[name] = cut(m[0, 0], "d n", "i j n")[:, :, None]
+        else:
+            varying[name] = m
+    over_blocks = lax.map if blocks.in_turn else _at_once
 
-    def run_block(block):
-        varying, constants, h = block
-        run_chunk = functools.partial(_run_chunk, advance, x.delta_softplus, constants)
-        return lax.scan(jax.checkpoint(run_chunk, prevent_cse=False), h, varying)
+    def run_chunk(h: jax.Array, chunk: dict) -> tuple[jax.Array, jax.Array]:
+        """h (i, j, n, ...) and a chunk of all that varies -> the next h, and y (t, d)."""
+        own = jax.tree.map(lambda v: cut(v, "t d", "i j t"), {name: chunk[name] for name in ("u", "delta", "z")})
+        shared = {name: _pad(chunk[name], 1, rows * blocks.groups) for name in ("B", "C") if name in chunk}
+        shared = {name: rearrange(m, "t ik n", f"i t n {one_of_a_group}") for name, m in shared.items()}
 
-    over_blocks = functools.partial(lax.map, run_block) if blocks.in_turn else jax.vmap(run_block)
-    h, y = over_blocks((varying, constants, h))
-    return join(y, "bij q t kc", "b qt d"), join(h, "bij n kc", "b d n")
+        def run_row(row: tuple) -> tuple[jax.Array, jax.Array]:
+            """The blocks that share their B and C."""
+            h, own, shared = row
+            run = functools.partial(_run_chunk, advance, x.delta_softplus, shared | {"reset": chunk["reset"]})
+            return over_blocks(jax.checkpoint(run, prevent_cse=False), (h, own))
+
+        h, y = over_blocks(run_row, (h, own | constants, shared))
+        return h, join(y, "i j t", "t d")
+
+    run_chunk = jax.checkpoint(run_chunk, prevent_cse=False)
+    h = cut(x.initial_state, "b d n", "b i j n")
+    if blocks.in_turn:
+        h, y = _rows_in_turn(run_chunk, h, jax.tree.map(lambda v: v.reshape(-1, chunk, *v.shape[2:]), varying))
+    else:
+        varying = jax.tree.map(lambda v: v.reshape(b, -1, chunk, *v.shape[2:]), varying)
+        h, y = jax.vmap(functools.partial(lax.scan, run_chunk))(h, varying)
+    return y.reshape(b, l, d), join(h, "b i j n", "b d n")
+
+
+def _at_once(run: Callable, blocks: tuple) -> tuple[jax.Array, jax.Array]:
+    """`lax.map`, but all at the same time."""
+    return jax.vmap(run)(blocks)
+
+
+def _rows_in_turn(run_chunk: Callable, initial: jax.Array, chunks: dict) -> tuple[jax.Array, jax.Array]:
+    """One loop over the chunks (b q, ...) of all rows of the batch, each row from its `initial` state (b, ...).
+
+    Not one loop in another: XLA would copy each row out of the inputs, and its results into the outputs.
+    """
+    q = chunks["u"].shape[0] // initial.shape[0]
+
+    def step(carry: tuple, x: tuple) -> tuple[tuple, jax.Array]:
+        (h, last), (i, chunk) = carry, x
+        h = jnp.where(i % q == 0, lax.dynamic_index_in_dim(initial, i // q, keepdims=False), h)
+        h, y = run_chunk(h, chunk)
+        return (h, lax.dynamic_update_index_in_dim(last, h, i // q, 0)), y
+
+    (_, last), y = lax.scan(step, (initial[0], initial), (jnp.arange(chunks["u"].shape[0]), chunks))
+    return last, y
 
 
 def _rearrange(v: jax.Array, before: str, after: str, *, size: Mapping[str, int]) -> jax.Array:
@@ -135,40 +175,16 @@ def _rearrange(v: jax.Array, before: str, after: str, *, size: Mapping[str, int]
     return v.reshape([math.prod(size[name] for name in axis) for axis in after.split()])
 
 
-def _copied_once(v: jax.Array) -> jax.Array:
-    """v, with nothing left to be done to its order in memory.
-
-    XLA for CPUs copies a sequence of one row twice: as it is, and again to put its axes in order for the loop. Where
-    the first two axes are made one for a moment, the first copy must put them in order. Jax 0.10.2 to 0.12.0.1.
-    """
-    if v.ndim < 3:
-        return v
-    return lax.optimization_barrier(v.reshape(-1, *v.shape[2:])).reshape(v.shape)
-
-
-def times(m: jax.Array, v: jax.Array, n: int) -> jax.Array:
-    """B or C times v, (..., n, c): m (..., n k) of k groups, each for c / k neighbours, or (..., n, c) if constant.
-
-    v is (..., n, c) or (..., 1, c). m is not broadcast by itself, or its broadcast would be kept for the backward pass.
-    """
-    if m.ndim == v.ndim:
-        return m * v
-    k = m.shape[-1] // n
-    if k == 1:  # apart, as an axis of one is laid out oddly here too
-        return m[..., None] * v
-    product = m.reshape(*m.shape[:-1], n, k, 1) * v.reshape(*v.shape[:-1], k, v.shape[-1] // k)
-    return product.reshape(*product.shape[:-2], v.shape[-1])
-
-
-def _run_chunk(advance: Advance, delta_softplus: bool, constants: dict, h: jax.Array, varying: dict):
+def _run_chunk(advance: Advance, delta_softplus: bool, shared: dict, block: tuple) -> tuple[jax.Array, jax.Array]:
     """Delta, the recurrence, the skip and the gate for one chunk; arithmetic in the dtype of D, the result in u's."""
-    x = constants | varying
-    u, delta, z, B, C, D = (x[name] for name in ("u", "delta", "z", "B", "C", "D"))
+    h, own = block
+    x = shared | own
+    u, delta, z, D = (x[name] for name in ("u", "delta", "z", "D"))
     wide = D.dtype
     u_wide, Delta = u.astype(wide), delta.astype(wide) + x["delta_bias"]
     if delta_softplus:
         Delta = jax.nn.softplus(Delta)
-    y, h = advance(h, Delta, Delta * u_wide, x["A"], B, C, x["reset"])
+    y, h = advance(h, Delta[:, None], (Delta * u_wide)[:, None], x["A"], x["B"], x["C"], x["reset"])
     return h, skip_and_gate(y, u_wide, z, D).astype(u.dtype)
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mamba_jax.scan.chunked import chunked_scan, times
+from mamba_jax.scan.chunked import chunked_scan
 from mamba_jax.scan.inputs import ScanInputs
 
 CHUNK = 64
@@ -23,17 +23,16 @@ def scan(inputs: ScanInputs) -> tuple[jax.Array, jax.Array]:
 
 def advance(h, Delta, drive, A, B, C, reset) -> tuple[jax.Array, jax.Array]:
     """One chunk of one block, as `chunked.Advance` says."""
-    n = h.shape[0]
-    constant = {name: m[0] for name, m in {"B": B, "C": C}.items() if m.ndim == 3}
-    varying = {name: m for name, m in {"B": B, "C": C}.items() if m.ndim == 2}
+    constant = {name: m[0] for name, m in {"B": B, "C": C}.items() if m.shape[0] == 1}
+    varying = {name: m for name, m in {"B": B, "C": C}.items() if m.shape[0] != 1}
 
     def step(h, x):
         Delta, drive, reset, varying = x
         m = constant | varying
         if reset is not None:
             h = jnp.where(reset, 0, h)
-        h = jnp.exp(Delta * A) * h + times(m["B"], drive[None], n)
-        y = jnp.sum(times(m["C"], h, n), axis=0)
+        h = jnp.exp(Delta * A) * h + m["B"] * drive
+        y = jnp.sum(m["C"] * h, axis=0)
         return h, 2 * y.real if jnp.iscomplexobj(y) else y
 
     h, y = lax.scan(step, h, (Delta, drive, reset, varying))
