@@ -52,7 +52,7 @@ class Settings:
     keep_memory: bool = False
     """Keep freed memory in the process (glibc only): times are then without the system's paging."""
     widest_vectors: bool = True
-    """Vectors of 512 bits for XLA where the CPU has them, as PyTorch takes; otherwise 256, which is XLA's own choice."""
+    """Vectors of 512 bits for XLA where the CPU has them, as PyTorch takes; otherwise XLA takes 256."""
     json: str | None = None
     """Write machine, versions, limits and rows to this file."""
     plots: str | None = None
