@@ -62,7 +62,7 @@ def test_no_sequence_is_copied(scan, b):
 
 @pytest.mark.parametrize("scan", ["sequential", "associative"])
 def test_a_gradient_keeps_one_state_a_chunk(scan):
-    """Temporaries of the gradient grow with the length by the kept states alone: n / chunk of u's size each."""
+    """Temporaries of the gradient grow with the length by the kept states, n / chunk of u's size, and little more."""
     d, n = 256, 4
 
     def temporaries(l: int) -> int:
@@ -73,4 +73,4 @@ def test_a_gradient_keeps_one_state_a_chunk(scan):
 
     more = temporaries(4096) - temporaries(2048)
     kept = 2 * 2048 * d * n * 4 // {"sequential": sequential.CHUNK, "associative": associative.CPU_CHUNK}[scan]
-    assert more < 2.5 * kept, more / kept
+    assert more < 2 * kept, more / kept

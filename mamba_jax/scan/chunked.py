@@ -80,15 +80,15 @@ def _between(x: ScanInputs, start: int, stop: int) -> ScanInputs:
 def _scan_chunks(x: ScanInputs, advance: Advance, *, chunk: int) -> tuple[jax.Array, jax.Array]:
     """`chunked_scan` for a length that is a multiple of `chunk`: the blocks of a chunk in turn, or at once.
 
-    A chunk is cut into blocks when its turn comes: to cut the whole sequence beforehand would take as much memory again
-    as the inputs, and a third of the time of a forward pass.
+    A chunk is cut into blocks when its turn comes: to cut the whole sequence beforehand takes as much memory again as
+    the inputs and y, and took a third of the time of a forward pass at (2, 2048, 1536, 16) on 2 cores, 2026-12-02.
     """
     (b, l, d), g = x.u.shape, x.groups
     blocks = choose_blocks(d, g)
     rows, columns = -(-g // blocks.groups), -(-(d // g) // blocks.channels)  # blocks of groups, blocks within a group
     # Batch row b; step t of a chunk; block (i, j) of the channels; group k, channel c and state n of a block.
-    size = {"b": b, "t": chunk, "i": rows, "j": columns, "k": blocks.groups, "c": blocks.channels, "n": x.A.shape[1]}
-    size["1"] = 1
+    size = {"b": b, "t": chunk, "i": rows, "j": columns, "k": blocks.groups, "c": blocks.channels}
+    size |= {"n": x.A.shape[1], "1": 1}
     channels, one_of_a_group = ("c", "1") if blocks.groups == 1 else ("k c", "k 1")
     rearrange = functools.partial(_rearrange, size=size)
 
