@@ -38,8 +38,8 @@ class Blocks:
     in_turn: bool  # one block after the other, each small enough for the first-level cache; or all at once
 
 
-def choose_blocks(d: int, g: int) -> Blocks:
-    """On a CPU blocks of at most 128 channels, in turn; elsewhere the whole width at once.
+def choose_blocks(d: int, g: int, *, widest: int = 128) -> Blocks:
+    """On a CPU blocks of at most `widest` channels, in turn; elsewhere the whole width at once.
 
     128 channels by 16 states in float32 are 8 KiB: they stay in the first-level cache, and a step fuses into one loop.
     Measured on 2 cores at (2, 1024, 1536, 16), 2026-12-02: with gradients, blocks of 64 and of 256 channels are slower.
@@ -47,26 +47,28 @@ def choose_blocks(d: int, g: int) -> Blocks:
     r = d // g
     if target_platform() != "cpu":
         return Blocks(groups=g, channels=r, in_turn=False)
-    if r <= 128:
-        return Blocks(groups=min(g, 128 // r), channels=r, in_turn=True)
-    even = -(-r // -(-r // 128))  # blocks of equal size, so that little is padded; whole vectors of 8 floats
+    if r <= widest:
+        return Blocks(groups=min(g, widest // r), channels=r, in_turn=True)
+    even = -(-r // -(-r // widest))  # blocks of equal size, so that little is padded; whole vectors of 8 floats
     return Blocks(groups=1, channels=-(-even // 8) * 8, in_turn=True)
 
 
-def chunked_scan(x: ScanInputs, advance: Advance, *, chunk: int) -> tuple[jax.Array, jax.Array]:
+def chunked_scan(x: ScanInputs, advance: Advance, *, chunk: int, widest: int = 128) -> tuple[jax.Array, jax.Array]:
     """Run `advance` over every chunk of every block: y (b, l, d) in u's dtype, last_state (b, d, n).
 
     Between chunks only the state is kept; the backward pass recomputes a chunk from the state before it.
+    `widest` is that of `choose_blocks`.
     """
+    scan_chunks = functools.partial(_scan_chunks, advance=advance, widest=widest)
     # Widened before they are shared out: the parts of the gradients of B and C are summed wide, and rounded once.
     x = dataclasses.replace(x, B=x.B.astype(x.A.dtype), C=x.C.astype(x.A.dtype))
     l = x.u.shape[1]
     full = l - l % chunk
     if full in (0, l):
-        return _scan_chunks(x, advance, chunk=min(l, chunk))
-    y, h = _scan_chunks(_between(x, 0, full), advance, chunk=chunk)
+        return scan_chunks(x, chunk=min(l, chunk))
+    y, h = scan_chunks(_between(x, 0, full), chunk=chunk)
     rest = dataclasses.replace(_between(x, full, l), initial_state=h)
-    y_rest, h = _scan_chunks(rest, advance, chunk=l - full)
+    y_rest, h = scan_chunks(rest, chunk=l - full)
     return jnp.concatenate([y, y_rest], axis=1), h
 
 
@@ -77,14 +79,14 @@ def _between(x: ScanInputs, start: int, stop: int) -> ScanInputs:
     return dataclasses.replace(x, **jax.tree.map(lambda v: v[:, start:stop], varying))
 
 
-def _scan_chunks(x: ScanInputs, advance: Advance, *, chunk: int) -> tuple[jax.Array, jax.Array]:
+def _scan_chunks(x: ScanInputs, *, advance: Advance, chunk: int, widest: int) -> tuple[jax.Array, jax.Array]:
     """`chunked_scan` for a length that is a multiple of `chunk`: the blocks of a chunk in turn, or at once.
 
     A chunk is cut into blocks when its turn comes: to cut the whole sequence beforehand takes as much memory again as
     the inputs and y, and took a third of the time of a forward pass at (2, 2048, 1536, 16) on 2 cores, 2026-12-02.
     """
     (b, l, d), g = x.u.shape, x.groups
-    blocks = choose_blocks(d, g)
+    blocks = choose_blocks(d, g, widest=widest)
     rows, columns = -(-g // blocks.groups), -(-(d // g) // blocks.channels)  # blocks of groups, blocks within a group
     # Batch row b; step t of a chunk; block (i, j) of the channels; group k, channel c and state n of a block.
     size = {"b": b, "t": chunk, "i": rows, "j": columns, "k": blocks.groups, "c": blocks.channels}
@@ -107,7 +109,7 @@ def _scan_chunks(x: ScanInputs, advance: Advance, *, chunk: int) -> tuple[jax.Ar
         return v.reshape(*v.shape[:at], d, *v.shape[at + 2 :])
 
     varying = {"u": x.u, "delta": x.delta, "z": x.z, "reset": x.reset}
-    constants = {"A": cut(x.A, "d n", "i j n"), "D": cut(x.D, "d", "i j"), "delta_bias": cut(x.delta_bias, "d", "i j")}
+    constants = {"A": cut(x.A, "d n", "i j n")}
     for name, m in (("B", x.B), ("C", x.C)):
         if x.is_constant(m):
             constants[name] = cut(m[0, 0], "d n", "i j n")[:, :, None]
@@ -117,18 +119,28 @@ def _scan_chunks(x: ScanInputs, advance: Advance, *, chunk: int) -> tuple[jax.Ar
 
     def run_chunk(h: jax.Array, chunk: dict) -> tuple[jax.Array, jax.Array]:
         """h (i, j, n, ...) and a chunk of all that varies -> the next h, and y (t, d)."""
-        own = jax.tree.map(lambda v: cut(v, "t d", "i j t"), {name: chunk[name] for name in ("u", "delta", "z")})
+        u, z, reset = (chunk[name] for name in ("u", "z", "reset"))
+        u_wide, Delta = u.astype(x.D.dtype), chunk["delta"].astype(x.D.dtype) + x.delta_bias
+        if x.delta_softplus:
+            Delta = jax.nn.softplus(Delta)
+        own = {"Delta": cut(Delta, "t d", "i j t"), "drive": cut(Delta * u_wide, "t d", "i j t")}
         shared = {name: _pad(chunk[name], 1, rows * blocks.groups) for name in ("B", "C") if name in chunk}
         shared = {name: rearrange(m, "t ik n", f"i t n {one_of_a_group}") for name, m in shared.items()}
 
         def run_row(row: tuple) -> tuple[jax.Array, jax.Array]:
             """The blocks that share their B and C."""
             h, own, shared = row
-            run = functools.partial(_run_chunk, advance, x.delta_softplus, shared | {"reset": chunk["reset"]})
-            return over_blocks(jax.checkpoint(run, prevent_cse=False), (h, own))
+
+            def run_block(block: tuple) -> tuple[jax.Array, jax.Array]:
+                h, own = block
+                v = shared | own
+                y, h = advance(h, v["Delta"][:, None], v["drive"][:, None], v["A"], v["B"], v["C"], reset)
+                return h, y
+
+            return over_blocks(jax.checkpoint(run_block, prevent_cse=False), (h, own))
 
         h, y = over_blocks(run_row, (h, own | constants, shared))
-        return h, join(y, "i j t", "t d")
+        return h, skip_and_gate(join(y, "i j t", "t d"), u_wide, z, x.D).astype(u.dtype)
 
     run_chunk = jax.checkpoint(run_chunk, prevent_cse=False)
     h = cut(x.initial_state, "b d n", "b i j n")
@@ -173,19 +185,6 @@ def _rearrange(v: jax.Array, before: str, after: str, *, size: Mapping[str, int]
     v = v.transpose([old.index(name) for name in new if name in old])
     v = lax.broadcast_in_dim(v, [size[name] for name in new], [new.index(name) for name in new if name in old])
     return v.reshape([math.prod(size[name] for name in axis) for axis in after.split()])
-
-
-def _run_chunk(advance: Advance, delta_softplus: bool, shared: dict, block: tuple) -> tuple[jax.Array, jax.Array]:
-    """Delta, the recurrence, the skip and the gate for one chunk; arithmetic in the dtype of D, the result in u's."""
-    h, own = block
-    x = shared | own
-    u, delta, z, D = (x[name] for name in ("u", "delta", "z", "D"))
-    wide = D.dtype
-    u_wide, Delta = u.astype(wide), delta.astype(wide) + x["delta_bias"]
-    if delta_softplus:
-        Delta = jax.nn.softplus(Delta)
-    y, h = advance(h, Delta[:, None], (Delta * u_wide)[:, None], x["A"], x["B"], x["C"], x["reset"])
-    return h, skip_and_gate(y, u_wide, z, D).astype(u.dtype)
 
 
 def skip_and_gate(y: jax.Array, u: jax.Array, z: jax.Array | None, D: jax.Array) -> jax.Array:
