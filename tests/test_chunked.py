@@ -63,7 +63,7 @@ def test_as_traced_for_other_devices(scan, case, monkeypatch):
     for module in (associative, chunked):
         monkeypatch.setattr(module, "target_platform", lambda: "tpu")
     problem = cases.make_problem(case)
-    function = cases.compiled_run.__wrapped__(scan, case.delta_softplus, True)  # none that was made for a CPU
+    function = cases.compiled_run.__wrapped__(scan, case.delta_softplus, optimise=False)  # none made for a CPU
     got = function(problem.arguments, problem.options.get("segment_ids"), problem.dy, problem.dlast)
     cases.check(problem, got, cases.expected(case))
 
