@@ -24,9 +24,9 @@ SEGMENTS = 4
 """Of a chunk on a CPU, in blocks of a quarter of the channels: all four at once are as much as a step of `sequential`.
 
 Measured on 2 cores at (2, 1024, 1536, 16), 2026-12-02: a step an element, in chunks of 16, took 4 times as long forward
-and twice as long with gradients with jax 0.10.2, 1.4 times and as long with 0.12: a dozen passes over the pairs. With 4
-segments of 128 channels and not 32, XLA hands the sums of each step to a library whose calls cost more than the step:
-1.5 to 2 times as long with gradients.
+and twice as long with gradients with jax 0.10.2, 1.4 times and as long with 0.12. With 4 segments of 128 channels and
+not 32, XLA hands the sums of each step to a library whose calls cost more than the step: 1.4 to 2.2 times as long with
+gradients.
 """
 
 
